@@ -1,13 +1,14 @@
 """Hooks of the documentation site: pages from files outside docs/, an entry per method, links that lead outside.
 
 Drawings of what crosses become part of their page, so that they follow its light or dark colours. Words of code
-with hyphens stay on one line. On a phone lines of code wrap below where they begin, tables of facts become lists,
-and pictures fit the screen; a tap opens them.
+and numbers with their units stay on one line. On a phone lines of code wrap below where they begin, tables of facts
+become lists, and pictures fit the screen; a tap opens them.
 """
 
 from __future__ import annotations
 
 import re
+from html import unescape
 from pathlib import Path
 
 from markdown import Extension, Markdown
@@ -32,17 +33,30 @@ LINE = re.compile(
     r'<span id="__span[^"]*">(?:<a [^>]*></a>)?(.*?)</span>(?=<span id="__span|\s*</code>)', re.DOTALL
 )
 TAG = re.compile(r"<[^>]+>")
+COMMENT = re.compile(r'(?<=<span class="c1">)# [^\s<]+')  # no line ends with the sign of a comment
 GAP = re.compile(r'(?:<span class="w">( +)</span>|( {2,}))(?=<span class="c1?">)')  # before a comment
 PUNCTUATION = re.compile(r'(<span class="[op]">[^<]*[(\[{,.=]</span>)(?=<span)')  # a line may end after it
+PLAIN = re.compile(r"(?<=<code>).*?(?=</code>)", re.DOTALL)
+COLUMNS = re.compile(r"\S {2,}\S.*\S {2,}\S")  # of a drawing in words
+FEW = 3  # lines of a text whose formulas only look like columns
 BETWEEN = re.compile(r"(?<=>)[^<]+(?=<)")  # the text between two tags
 TABLE = re.compile(r"<table>\s*<thead>(.*?)</thead>(.*?)</table>", re.DOTALL)
 CELL = re.compile(r"<t([hd])( [^>]*)?>(.*?)</t\1>", re.DOTALL)
 PICTURE = re.compile(r'<p>(<img alt="[^"]*" src="([^"]+\.png)" */?>)</p>')
 DRAWN = "─│┌╭"  # boxes that are drawn with signs do not wrap
-PRINTED = re.compile(r"^[^$\n].*\S {2,}\S", re.MULTILINE)  # nor do tables that a command prints
-HYPHENED = re.compile(r"\S*-\S*")  # a browser may end a line after any hyphen of `--methods`
+PRINTED = re.compile(r"^[^$\n].*\S {2,}\S", re.MULTILINE)  # nor do columns, of tables that a command prints
+BREAKABLE = re.compile(
+    r"\S*[-/]\S*"
+)  # a browser may end a line after any hyphen of `--methods`, any slash of `runs/first`
 COLORS = {"#24292f": "ink", "#6e7781": "faint", "#fefefe": "paper", "#0072b2": "down", "#d55e00": "up"}
-MOST_COLUMNS, LETTERS = 8, 42  # of a table that can be a list on a phone; of a line of a table there
+# the spaces in `91.80 %`, `73.6 ± 1.8` and `6.5 / 6.6`
+HARD_SPACE = re.compile(
+    r"(?<=\d) (?=(?:%|±|[kMG]i?B|B|m?s|min|h)(?![\w/]))|(?<=±) (?=\d)|(?<=\d) (?=/ \d)|(?<=\d /) (?=\d)"
+)
+BESIDE_TEXT = re.compile(r"(<pre.*?</pre>|<code.*?</code>|<[^>]+>)", re.DOTALL)
+MOST_COLUMNS, LETTERS = 8, 41  # of a table that can be a list on a phone; of a line of a table there
+PAIR = 28  # letters of the longest words of a table of two columns that stays one on a phone
+WHOLE = 28  # letters of a word of code that fits on a line of a phone
 FENCE = re.compile(r"(^ *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
 
 
@@ -94,32 +108,64 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
     """Draw what crosses in the colours of the page, keep words of code whole, and make room on a phone."""
     html = CODE.sub(_whole_words, DRAWING.sub(_drawing, html))
     html = TABLE.sub(_facts, BLOCK.sub(_wrapping, html))
-    return PICTURE.sub(r'<p><a class="picture" href="\2">\1</a></p>', html)
+    return _with_units(PICTURE.sub(r'<p><a class="picture" href="\2">\1</a></p>', html))
+
+
+def _with_units(html: str) -> str:
+    """Keep a number and its unit on one line, but leave code as it is."""
+    parts = BESIDE_TEXT.split(html)
+    parts[::2] = [HARD_SPACE.sub("\N{NO-BREAK SPACE}", part) for part in parts[::2]]
+    return "".join(parts)
 
 
 def _wrapping(match: re.Match[str]) -> str:
     """Give every line of a block of code the place where what does not fit goes on, below its own beginning."""
     kind, code = match.groups()
-    if any(sign in code for sign in DRAWN) or ("console" in kind and PRINTED.search(TAG.sub("", code))):
-        return match[0]
+    text = TAG.sub("", code)
+    columns = ("console" in kind and PRINTED.search(text)) or (
+        "text" in kind and len(COLUMNS.findall(text)) > FEW
+    )
+    if columns or any(sign in code for sign in DRAWN):
+        return f'<div class="{kind}highlight drawn">{code}</div>'
+    if "__span" not in code:
+        code = PLAIN.sub(_lines, code)
     return f'<div class="{kind}highlight wraps">{LINE.sub(_line, code)}</div>'
 
 
-def _line(match: re.Match[str]) -> str:
-    text = TAG.sub("", match[1])
+def _lines(match: re.Match[str]) -> str:
+    """The lines of a block that nobody coloured."""
+    return "".join(
+        f'<span style="--indent:{_indent(line)}ch">{line}\n</span>' for line in match[0].splitlines()
+    )
+
+
+def _indent(text: str) -> int:
     label = re.match(r"[A-Z]\w*: +", text)  # `Up:     the weights`
-    indent = label.end() if label else len(text) - len(text.lstrip()) + 2
+    return label.end() if label else len(text) - len(text.lstrip()) + 2
+
+
+def _line(match: re.Match[str]) -> str:
+    indent = _indent(TAG.sub("", match[1]))
     whole = GAP.sub(r'<span class="gap">\1\2</span>', match[0])
-    whole = BETWEEN.sub(lambda part: HYPHENED.sub(_word, part[0]), whole)
-    whole = PUNCTUATION.sub(r"\1<wbr>", whole)
+    whole = PUNCTUATION.sub(_way_out, whole)
+    whole = BETWEEN.sub(lambda part: BREAKABLE.sub(_word, part[0]), whole)
+    whole = COMMENT.sub(r'<span class="whole">\g<0></span>', whole)
     return whole.replace("<span ", f'<span style="--indent:{indent}ch" ', 1)
+
+
+def _way_out(match: re.Match[str]) -> str:
+    """Let a line end after a sign inside a word that is longer than a line of a phone."""
+    before, after = (TAG.sub("", part) for part in (match.string[: match.end()], match.string[match.end() :]))
+    word = re.search(r"\S*$", before)[0] + re.match(r"\S*", after)[0]  # type: ignore[index]
+    return f"{match[1]}<wbr>" if len(unescape(word)) > WHOLE else match[1]
 
 
 def _facts(match: re.Match[str]) -> str:
     """Name the column in every cell of a table of facts, so that it can be read as a list."""
     heads = CELL.findall(match[1])
     names = [TAG.sub("", cell[2]) for cell in heads]
-    if "meaning" not in names and not _crowded(heads, match[2]):
+    pair = len(names) == 2 and _longest_words(heads, match[2]) <= PAIR
+    if pair or ("meaning" not in names and not _crowded(heads, match[2])):
         return match[0]
     rows = [_row(row, names) for row in match[2].split("</tr>")]
     return f'<div class="facts"><table><thead>{match[1]}</thead>{"</tr>".join(rows)}</table></div>'
@@ -130,9 +176,14 @@ def _crowded(heads: list[tuple[str, str, str]], body: str) -> bool:
     numbers = sum("right" in head[1] for head in heads)
     if not 2 < len(heads) < MOST_COLUMNS or 2 * numbers > len(heads) or not all(head[2] for head in heads):
         return False
+    return _longest_words(heads, body) > LETTERS
+
+
+def _longest_words(heads: list[tuple[str, str, str]], body: str) -> int:
+    """The letters of a line that has the longest word of every column."""
     rows = [heads, *map(CELL.findall, body.split("</tr>"))]
     columns = zip(*(row for row in rows if len(row) == len(heads)), strict=True)
-    return sum(max(_longest_word(cell[2]) for cell in column) for column in columns) > LETTERS
+    return sum(max(_longest_word(cell[2]) for cell in column) for column in columns)
 
 
 def _longest_word(html: str) -> int:
@@ -150,11 +201,14 @@ def _named_cell(cell: re.Match[str], name: str) -> str:
 
 
 def _whole_words(match: re.Match[str]) -> str:
-    return HYPHENED.sub(_word, match[0]).replace("/", "/<wbr>").replace("</<wbr>", "</")
+    return BREAKABLE.sub(_word, match[0])
 
 
 def _word(match: re.Match[str]) -> str:
-    return f'<span class="word">{match[0]}</span>'
+    """A word that stays whole; one that is too long may end a line after a slash."""
+    if len(unescape(match[0])) <= WHOLE:
+        return f'<span class="whole">{match[0]}</span>'
+    return f'<span class="word">{match[0].replace("/", "/<wbr>")}</span>'
 
 
 def _drawing(match: re.Match[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -63,6 +64,23 @@ def test_the_gallery_begins_with_pictures(site: Path, browser: Chromium) -> None
     links = "[...document.querySelectorAll('.thumbnails a')]"
     leading = f"{links}.filter(one => document.querySelector(one.hash)).length"
     assert browser.says(f"{links}.length") == browser.says(leading) > 10
+
+
+def test_a_wide_table_keeps_its_first_column_in_sight(site: Path, browser: Chromium) -> None:
+    browser.open((site / "results.html").as_uri(), 390)
+    wraps = "[...document.querySelectorAll('.md-typeset__scrollwrap')].find(one => one.scrollWidth > 500)"
+    left = f"(() => {{ const one = {wraps}; one.scrollLeft = 100;"
+    left += " return one.querySelector('td').getBoundingClientRect().left })()"
+    assert browser.says(left) >= 0
+
+
+def test_numbers_with_units_and_words_of_code_stay_together(site: Path) -> None:
+    for name in ("results", "performance"):
+        page = (site / f"{name}.html").read_text("utf-8")
+        text = re.sub(r"<(pre|code|svg|script).*?</\1>|<[^>]+>", "", page, flags=re.DOTALL)
+        assert not re.search(r"\d (%|±|kB|ms)(?!\w)", text)
+    assert '<span class="whole">runs/first</span>' in (site / "tutorial.html").read_text("utf-8")
+    assert "<wbr>" not in (site / "how_to" / "follow.html").read_text("utf-8")
 
 
 def test_options_of_a_method_are_a_list_on_a_phone(site: Path, browser: Chromium) -> None:

@@ -97,4 +97,4 @@ def test_the_page_shows_it(comparison, tmp_path):
         encoding="utf-8"
     )
     assert "Round by round" in text
-    assert "40.00 ± 14.14" in text
+    assert "40.00\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}14.14" in text

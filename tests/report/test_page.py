@@ -47,7 +47,7 @@ class Checker(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data):
-        self.text.append(data)
+        self.text.append(data.replace("\N{NO-BREAK SPACE}", " "))
 
 
 def check(path):
@@ -431,3 +431,10 @@ def test_a_page_runs_its_own_script_and_no_other(folder):
     hashed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert policy.startswith("default-src 'none'")
     assert f"script-src 'sha256-{hashed}'" in policy
+
+
+def test_a_number_and_its_unit_stay_on_one_line(tmp_path):
+    written = page.write_report(make_run(tmp_path / "run", rounds=2)).read_text(encoding="utf-8")
+    shown = re.sub(r"<(style|script|pre|title)\b.*?</\1>|<[^>]+>", "|", written, flags=re.DOTALL)
+    assert re.search("\\d\N{NO-BREAK SPACE}%", shown)
+    assert not re.search(r"\d (%|±|kB|MB|ms)(?!\w)", shown)

@@ -40,6 +40,11 @@ X = np.zeros((2, 3), np.float32)
         ),
         (lambda: potluck.run(**SETTINGS, observers=[print]), "print.* is not an observer"),
         (lambda: potluck.run(**SETTINGS, observers=[EarlyStopping]), r"write EarlyStopping\(\)"),
+        (lambda: potluck.run(**SETTINGS, seeds=[0, 1]), r"one seed, seed=1; .* potluck\.compare\(…, seeds="),
+        (
+            lambda: potluck.run(**SETTINGS | {"data": {"north": (X, X[:, 0])}}),
+            r"'north' has data, not settings; .*from_datasets",
+        ),
         (lambda: potluck.resume("run", experiment={"data": "digits"}), "takes no mapping"),  # type: ignore[arg-type]
         (lambda: potluck.open(3), "folder: give a path, not 3"),  # type: ignore[arg-type]
         (lambda: adapt("x"), "'x' is a str; give adapt a torch module"),  # type: ignore[arg-type]

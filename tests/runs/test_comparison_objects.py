@@ -81,6 +81,16 @@ def test_a_comparison_of_own_models_and_data_goes_on(tmp_path: Path) -> None:
     assert whole.frame().equals(parts.frame())
 
 
+@pytest.mark.parametrize("partition", [None, {"kind": "natural", "test": 0.5}])
+def test_data_of_each_client_are_compared_without_a_partition(tmp_path: Path, partition: Any) -> None:
+    whole = arrays()
+    data = potluck.from_datasets(dict.fromkeys(("north", "south"), (whole.x[:60], whole.y[:60])))
+    more = {"partition": partition} if partition else {}
+    values = {"data": data, "models": small, "training": TRAINING, "out": tmp_path / "all"} | more
+    found = potluck.compare(**values, methods=["fd"])
+    assert set(found.frame()["client"]) == {"north", "south"}
+
+
 # --- objects --------------------------------------------------------------------------------------------
 
 

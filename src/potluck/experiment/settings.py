@@ -17,6 +17,7 @@ from potluck.core.validation import validated
 from potluck.data import DataConfig, NaturalConfig
 from potluck.engine.evaluation.settings import EvaluateSettings
 from potluck.engine.settings import EngineSettings
+from potluck.errors import ConfigError
 from potluck.experiment.blocks import (
     AnyData,
     AnyPartition,
@@ -182,8 +183,22 @@ def _with_blocks(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
         kind = partition_kind(values["partition"])
         values["partition"] = validated(kind, values["partition"], f"{where}partition", ExperimentSettings)
     if isinstance(values.get("data"), dict):
+        _refuse_raw(values["data"], where)
         values["data"] = validated(DataConfig, values["data"], f"{where}data", ExperimentSettings)
     return values
+
+
+def _refuse_raw(data: Mapping[str, Any], where: str) -> None:
+    """Refuse clients with their data that were not made a data set; the keys of a block have plain values."""
+    raw = next(
+        (name for name, value in data.items() if isinstance(value, tuple) or hasattr(value, "__array__")),
+        None,
+    )
+    if raw is not None and raw not in DataConfig.model_fields:
+        raise ConfigError(
+            f"{where}data: {raw!r} has data, not settings; make a data set of all clients first: "
+            "data=potluck.from_datasets({'north': (x, y), …}), or from_frame({'north': frame, …}, target=…)"
+        )
 
 
 def _with_natural_split(values: dict[str, Any]) -> dict[str, Any]:

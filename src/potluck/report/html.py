@@ -17,6 +17,8 @@ from potluck.report.format import fit_to_write
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+UNIT = re.compile(r"(?<=\d) (?=(?:%|±|[kMG]i?B|B|m?s|min|h)(?![\w/]))|(?<=±) (?=\d)")
+
 
 def render(template: str, context: Mapping[str, Any]) -> bytes:
     """A page, from one of the files in `templates`."""
@@ -39,9 +41,16 @@ def _templates() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        finalize=with_units,
     )
     environment.filters |= {"svg": svg, "words": in_words}
     return environment
+
+
+def with_units(value: Any) -> Any:
+    """A text in which no line ends between a number and its unit: `91.80 %`, `17.9 ± 1.2`, `51.6 kB`."""
+    plain = isinstance(value, str) and not isinstance(value, Markup)
+    return UNIT.sub("\N{NO-BREAK SPACE}", value) if plain else value
 
 
 def svg(picture: Figure) -> Markup:

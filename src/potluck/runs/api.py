@@ -108,12 +108,21 @@ def _check_out(out: Any) -> None:
 def _asked(experiment: Experiment | Path | str | None, values: Mapping[str, Any]) -> Experiment:
     """The experiment that `run` is given, or that of the keyword values."""
     if experiment is None:
+        _refuse_seeds(values.get("seeds"))
         return Experiment.make(**values)
     check_experiment("run", experiment, {key: value for key, value in values.items() if key != "plugins"})
     plugins = listed(values.get("plugins", ()))
     if isinstance(experiment, Experiment):
         return also_loading(experiment, plugins)
     return Experiment.load(experiment, with_plugins(experiment, (), plugins))
+
+
+def _refuse_seeds(seeds: Any) -> None:
+    """A run has one seed; a list of them is meant for a comparison."""
+    if isinstance(seeds, int | list | tuple):
+        raise ConfigError(
+            "run() takes one seed, seed=1; for several call potluck.compare(…, seeds=[0, 1, 2])"
+        )
 
 
 def check_experiment(who: str, experiment: Any, values: Mapping[str, Any]) -> None:

@@ -8,21 +8,21 @@ let state = null, lost = 0, ahead = 0, picked = null, sorted = null;
 const number = (value, digits = 4) => value == null ? NOTHING
   : String(Number(value.toPrecision(digits))).replace("-", "−");
 const count = value => value == null ? NOTHING : value.toLocaleString("en");
-const percent = value => `${(100 * value).toFixed(2)} %`;
+const percent = value => `${(100 * value).toFixed(2)}\u00a0%`;
 const score = (run, value) => value == null ? NOTHING : run.measure.is_share ? percent(value) : number(value);
 const capital = word => word.charAt(0).toUpperCase() + word.slice(1);
 function size(value) {
   if (value == null) return NOTHING;
   for (const unit of ["B", "kB", "MB", "GB", "TB"]) {
-    if (value < 999.5) return `${unit === "B" ? Math.round(value) : value.toFixed(1)} ${unit}`;
+    if (value < 999.5) return `${unit === "B" ? Math.round(value) : value.toFixed(1)}\u00a0${unit}`;
     value /= 1000;
   }
-  return `${value.toFixed(1)} PB`;
+  return `${value.toFixed(1)}\u00a0PB`;
 }
 function duration(seconds) {
   if (seconds == null) return NOTHING;
-  if (seconds < 0.0995) return `${number(1000 * seconds, 2)} ms`;
-  if (seconds < 59.5) return `${seconds < 9.95 ? seconds.toFixed(1) : Math.round(seconds)} s`;
+  if (seconds < 0.0995) return `${number(1000 * seconds, 2)}\u00a0ms`;
+  if (seconds < 59.5) return `${seconds < 9.95 ? seconds.toFixed(1) : Math.round(seconds)}\u00a0s`;
   const whole = Math.round(seconds), two = value => String(value).padStart(2, "0");
   if (whole < 3600) return `${Math.floor(whole / 60)} min ${two(whole % 60)} s`;
   if (whole < 172800) return `${Math.floor(whole / 3600)} h ${two(Math.floor(whole % 3600 / 60))} min`;
@@ -34,7 +34,7 @@ function since(then) {
   for (const [length, unit] of [[86400, "d"], [3600, "h"], [60, "min"]]) {
     if (seconds >= 2 * length) return `${Math.round(seconds / length)} ${unit}`;
   }
-  return `${Math.round(seconds)} s`;
+  return `${Math.round(seconds)}\u00a0s`;
 }
 const ago = then => then == null ? "never" : `${since(then)} ago`;
 

@@ -213,10 +213,11 @@ def changed(experiment: Experiment, changes: Sequence[Override]) -> Experiment:
 
 
 def _opened(value: Any) -> Any:
-    """Validated blocks as mappings of the values that were given; other objects as they are."""
+    """Validated blocks as mappings of the values that were given, and their kind; other objects as they are."""
     if not isinstance(value, BaseModel):
         return value
-    return {name: _opened(getattr(value, name)) for name in sorted(value.model_fields_set)}
+    given = value.model_fields_set | ({"kind"} & set(type(value).model_fields))
+    return {name: _opened(getattr(value, name)) for name in sorted(given)}
 
 
 def _plan(load: Load, methods: Sequence[Any], variants: Any, sweep: Any) -> Plan:
