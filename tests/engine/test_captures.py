@@ -67,7 +67,24 @@ def test_a_capture_that_cannot_begin_leaves_no_trace(monkeypatch: pytest.MonkeyP
     with contextlib.suppress(RuntimeError), graphs._capturing(refusing, 7):
         pytest.fail("there is nothing to capture")
     assert gc.isenabled()
-    assert abandoned == [(7, None)]
+    assert abandoned == [(7, None, False)]
+
+
+@pytest.mark.parametrize("began", [True, False])
+def test_a_pool_is_given_up_as_often_as_it_was_taken(monkeypatch: pytest.MonkeyPatch, began: bool) -> None:
+    """Torch refuses a pool that was given up too often, at some later time."""
+    released, empty = [], SimpleNamespace(capture_begin=lambda **given: None, capture_end=lambda: None)
+
+    def not_allocating(index: int, pool: int) -> None:
+        raise RuntimeError("not currently recording to the pool")
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: empty)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: 8)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", not_allocating, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda *given: released.append(given), raising=False)
+    graphs._abandon(7, None, began)
+    assert released == ([(0, 7)] if began else [])
 
 
 def test_short_batches_are_captured_when_they_first_come_up_to_a_limit() -> None:

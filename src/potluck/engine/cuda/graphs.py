@@ -349,10 +349,11 @@ def _capturing(
 
     The garbage collector is off meanwhile: an event or a graph that is freed in the middle would break the capture.
     """
-    collects = gc.isenabled()
+    collects, began = gc.isenabled(), False
     gc.disable()
     try:
         _begin(graph, pool, generator)
+        began = True
         yield
         graph.capture_end()
         finish(graph)
@@ -364,7 +365,7 @@ def _capturing(
             if _ended(graph):  # it ran out of memory after the capture: the graph releases its pool itself
                 graph.reset()
             else:
-                _abandon(pool, generator)
+                _abandon(pool, generator, began)
         raise
     finally:
         if collects:
@@ -386,16 +387,20 @@ def _ended(graph: torch.cuda.CUDAGraph) -> bool:
     return True
 
 
-def _abandon(pool: Any, generator: torch.Generator | None) -> None:
+def _abandon(pool: Any, generator: torch.Generator | None, began: bool) -> None:
     """Clean up after a failed capture: torch's allocator and generators still think that one is under way.
 
-    The allocator is told directly. A generator only learns it at the end of a successful capture, so we make an
-    empty one: it needs no memory, of which there may be none left.
+    The allocator is told directly. It counts who uses a pool, so a capture that never began to allocate there must
+    not give it up. A generator only learns it at the end of a successful capture, so we make an empty one: it
+    needs no memory, of which there may be none left.
     """
     index = torch.cuda.current_device()
-    for tell in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
-        with contextlib.suppress(RuntimeError):  # it already knows if only the work inside failed
-            tell(index, pool)
+    with contextlib.suppress(RuntimeError):  # it already knows if only the work inside failed
+        torch._C._cuda_endAllocateToPool(index, pool)
+        began = True
+    if began:
+        with contextlib.suppress(RuntimeError):
+            torch._C._cuda_releasePool(index, pool)
     empty = torch.cuda.CUDAGraph()
     _begin(empty, torch.cuda.graph_pool_handle(), generator)
     empty.capture_end()
