@@ -162,6 +162,7 @@ def test_two_liars_among_three_that_are_asked_have_no_honest_client_excluded(tmp
     told = Told()
     result = serve(link, tmp_path / "run", asked, told)
     assert [link.asked(1)[:3], link.asked(2)[:3]] == [["0", "1", "3"]] * 2
+    assert left_out(result) == []
     assert "excluded" not in result.summary
 
 

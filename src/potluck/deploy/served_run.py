@@ -494,6 +494,8 @@ class ServedRun:
         """
         settled, suspect = setback.round - 1, self._bad_update(run, setback)
         before, most = self.evidence.left_out_of(settled), self._most_diverge(run, setback)
+        if error is not None and not most and self._stand_ins(run, setback.round, setback.failures)[1]:
+            raise error  # of a few clients that are asked most may lie: others are asked first
         gone = self.evidence.gone(settled) if setback.diverged() and (suspect is None or before) else []
         if gone and self._take_back(settled - 1):
             self._note_back([WentBack(round=settled, without=client) for client in gone], error)
