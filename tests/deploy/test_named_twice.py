@@ -4,13 +4,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from links import Told, is_training, serve
+from links import EndsAfter, Killed, Told, is_training, serve
 from test_small_cohorts import largest
 from test_unlike_groups import IDS, PAIR, FiveSites, dropped, experiment, lie
 
 from potluck.core.message import Message
 from potluck.deploy import wire
+from potluck.deploy.register import WentBack
 from potluck.deploy.suspects import Setback, have_diverged
+from potluck.deploy.taking_back import going_further_back, work_that_stays
 from potluck.engine.protocol import Answer, Failure, Request
 
 ALIKE = dict.fromkeys(IDS, "mlp-small")
@@ -137,3 +139,79 @@ def test_the_largest_numbers_of_two_do_not_end_a_run_of_few(tmp_path):
     asked = experiment("fedapen", ALIKE, 4, participation=0.6, max_norm="none")
     serve(link, tmp_path / "run", asked, told)
     assert told.ends[-1].round == 4
+
+
+def says_not_finite(order):
+    return wire.pack_reply(Failure(order.client, NOT_FINITE))
+
+
+def test_two_liars_among_three_that_are_asked_have_no_honest_client_excluded(tmp_path):
+    """They send little together with one honest client, and say that nobody can go on: of all five they are few."""
+    link, said, little = FiveSites(tmp_path, ALIKE), set(), lie(1, 2, factor=0.02)
+    little = both(little, lie(1, 2, client="3", factor=0.02))
+
+    def tamper(order, data):
+        asked = isinstance(order, Request) and order.client in "13" and order.stamp.round in (2, 3)
+        if asked and (order.client, order.stamp.round) not in said:
+            said.add((order.client, order.stamp.round))
+            return says_not_finite(order)
+        return little(order, data)
+
+    link.tamper = tamper
+    asked = experiment("fedavg", ALIKE, 4, participation=0.6, attempts=1).variant(seed=135)
+    told = Told()
+    result = serve(link, tmp_path / "run", asked, told)
+    assert [link.asked(1)[:3], link.asked(2)[:3]] == [["0", "1", "3"]] * 2
+    assert left_out(result) == []
+    assert "excluded" not in result.summary
+
+
+def test_who_failed_before_a_round_was_taken_back_does_not_count_after_it(tmp_path):
+    """The honest client that failed over a lie can go on by then, and the word of two of five is no proof."""
+    link, told, large = FiveSites(tmp_path, ALIKE), Told(), lie(1, factor=1e30)
+
+    def tamper(order, data):
+        later = isinstance(order, Request) and order.client in "13" and order.stamp.round == 2
+        return says_not_finite(order) if later else large(order, data)
+
+    link.tamper = tamper
+    asked = experiment("fedavg", ALIKE, 3, participation=0.6, max_norm="none").variant(seed=5)
+    result = serve(link, tmp_path / "run", asked, told)
+    assert left_out(result) == [(1, "1")]
+    assert not [one for one in told.notices if "nobody stood out" in one]
+
+
+def test_where_the_others_diverge_as_well_nobody_is_excluded_for_good(tmp_path):
+    """Their messages are twelve times what a new model has: it is the settings, and one is only the first."""
+    link, tamper = FiveSites(tmp_path, ALIKE), lie(1, 2, client="4", factor=1e30)
+    for client in "0123":
+        tamper = both(tamper, lie(1, client=client, factor=12.0))
+    link.tamper = tamper
+    asked = experiment("fedavg", ALIKE, 3, max_norm="none", optimizer={"lr": 1e-4})
+    result = serve(link, tmp_path / "run", asked)
+    assert left_out(result) == [(1, "4"), (2, "4")]
+    assert "excluded" not in result.summary
+
+
+def test_an_exclusion_outlives_the_server_and_is_undone_by_the_operator(tmp_path):
+    link, told = FiveSites(tmp_path, ALIKE), Told()
+    link.tamper = lie(1, 2, factor=1e30)
+    asked = experiment("fedavg", ALIKE, 5, max_norm="none")
+    with pytest.raises(Killed):
+        serve(link, tmp_path / "run", asked, EndsAfter(2))
+    with pytest.raises(Killed):
+        serve(link, tmp_path / "run", asked, EndsAfter(3))
+    assert "1" not in link.asked(4)
+    result = serve(link, tmp_path / "run", asked, told, include=["1"])
+    assert "1" in link.asked(5)
+    assert "excluded" not in result.summary
+    assert left_out(result) == [(1, "1"), (2, "1")]
+    assert not dropped(told, "1")
+
+
+def test_of_several_that_stood_out_each_is_named_with_its_rounds():
+    went = [WentBack(round=round_, without=client, times=20.0) for round_, client in ((2, "1"), (3, "3"))]
+    assert going_further_back("why", went).endswith(
+        "without client 1 in round 2 and without client 3 in round 3"
+    )
+    assert work_that_stays(5, went).endswith("without client 1,3 (another --out, with --exclude 1,3)")

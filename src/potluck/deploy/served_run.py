@@ -6,7 +6,6 @@ checkpoint with a higher incarnation, as after a crash, so that clients undo wha
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
@@ -17,11 +16,12 @@ from potluck.deploy.donors import is_to_blame
 from potluck.deploy.engine import FlowerEngine
 from potluck.deploy.enrolled import enrolled_federation
 from potluck.deploy.enrolments import keep_enrolments, kept_enrolments
+from potluck.deploy.evidence import Evidence, is_other, played_without
 from potluck.deploy.federated_run import Conduct, federated_run, fits
 from potluck.deploy.groups import Groups
 from potluck.deploy.misfits import in_words, without_misfits
 from potluck.deploy.register import BadStart, Register, WentBack
-from potluck.deploy.suspects import Setback, Suspect, Tie, find_suspect, find_tie, have_diverged
+from potluck.deploy.suspects import FACTOR, Failing, Setback, Suspect, find_suspect, find_tie, have_diverged
 from potluck.deploy.taking_back import (
     all_fail,
     can_take_back,
@@ -79,7 +79,7 @@ class ServedRun:
         self.conduct = Conduct(engine, register)
         self.waits = Waits(GROWING, experiment.engine.patience, engine.clock)
         self._unseen: Counter[int] = Counter()  # how often others played a round in which nobody stood out
-        self._diverging: dict[int, set[ClientId]] = {}  # who failed so in the attempts at the newest round
+        self._failing, self.evidence = Failing(), Evidence(register, lambda: self.roster)
 
     def play(self) -> RunResult:
         """Gather the clients and play all rounds."""
@@ -116,16 +116,12 @@ class ServedRun:
 
     def _setback(self, run: Run, failed: int, error: RoundFailed) -> Setback:
         setback = Setback(failed, run.cohort(failed), error.failures, error.lost, ended=True)
-        self._diverging = {failed: self._diverging.get(failed, set()).union(setback.diverging)}
+        self._failing.note(setback)
         return setback
 
     def _most_diverge(self, run: Run, setback: Setback) -> bool:
-        """Whether more than half of all clients failed over values in the attempts at a round.
-
-        Where it asks some of them only, a few liars may be most of those.
-        """
-        known = self._diverging.get(setback.round, set()).union(setback.diverging)
-        return len(known) > len(run.federation.population.trainers) / 2
+        """Whether more than half of all clients failed over values in the attempts at a round."""
+        return self._failing.are_most(setback, run.federation.population.trainers)
 
     # --- others in place of those a round failed over ---
 
@@ -162,7 +158,7 @@ class ServedRun:
         if not self._most_diverge(run, setback) or self._unseen[settled] == MOST_UNSEEN:
             return False
         out, new = self._stand_ins(run, settled, self.register.values.norms.get(settled, {}))
-        if not new or not take_back(self.folder, settled - 1):
+        if not new or not self._take_back(settled - 1):
             return False
         self._unseen[settled] += 1
         older = {round_: gone for round_, gone in run.replaced.items() if round_ < settled}
@@ -276,7 +272,7 @@ class ServedRun:
         return (
             self._bad_donor(run, setback) is None
             and self._bad_update(run, setback) is None
-            and not self._gone(setback)
+            and not (setback.diverged() and self.evidence.gone(setback.round - 1))
         )
 
     def _why_absent(self, client: ClientId) -> str:
@@ -302,7 +298,7 @@ class ServedRun:
         failures, round_ = self.conduct.failures, run.state.round
         if failures:
             setback = Setback(round_, run.cohort(round_), failures)
-            if self._start_again(run, setback) and take_back(self.folder, round_ - 1):
+            if self._start_again(run, setback) and self._take_back(round_ - 1):
                 raise Regrouped
             self._go_back(run, setback, None)
         self._renew_groups(run, failures)
@@ -384,68 +380,61 @@ class ServedRun:
         """Leave out of a round whose message stood out so that the server's state would not be finite after it."""
         sizes = run.rounds.acceptance.sizes
         taken = {client: size for client, size in sizes.items() if client not in error.failures}
-        suspect = find_suspect(taken, self._sizes_before(round_, taken))
+        suspect = find_suspect(taken, self.evidence.sizes_before(round_, taken))
         if suspect is None and self._draw_others(run, round_, error, taken):
             return
-        found = self._stood_out(round_)
-        if _is_other(found, suspect) and self._go_further_back(spoiled_after(round_), found):
+        found = self.evidence.stood_out(round_)
+        if is_other(found, suspect) and self._go_further_back(spoiled_after(round_), found):
             return
         if suspect is None:
             tie = find_tie(taken)
             if tie is None:
                 raise error
             raise RoundFailed(half_each(self.folder, error, tie), error.failures, error.lost) from error
-        without = _without(suspect, round_)
-        self.watcher.notice(spoiled_by(without))
-        self._leave_out_of(run, without)
+        self.watcher.notice(spoiled_by(played_without(suspect, round_)))
+        self._leave_out_of(run, suspect, round_)
+        self._exclude_for_good(run, suspect, round_)
 
-    def _leave_out_of(self, run: Run, without: WentBack) -> None:
+    def _leave_out_of(self, run: Run, suspect: Suspect, round_: int) -> None:
         """Have a round played again without a client, and with another in its place where some were drawn."""
-        self.register.note(went_back=(*self.register.values.went_back, without))
-        self._exclude_for_good(run, without)
-        out, new = self._stand_ins(run, without.round, [without.without])
+        noted = played_without(suspect, round_)
+        self.register.note(went_back=(*self.register.values.went_back, noted))
+        out, new = self._stand_ins(run, round_, [suspect.client])
         if new:
-            self.register.replace(without.round, out)
+            self.register.replace(round_, out)
 
     def _leave_spoiler_within(self, run: Run, setback: Setback) -> bool:
         """The same where clients failed in a round after they had sent something; False if nobody stood out."""
         sizes = run.rounds.acceptance.sizes
         if not setback.diverged() or not all(client in sizes for client in setback.diverging):
             return False
-        suspect = find_suspect(sizes, self._sizes_before(setback.round, sizes))
+        suspect = find_suspect(sizes, self.evidence.sizes_before(setback.round, sizes))
         if suspect is None:
             return False
-        without = _without(suspect, setback.round)
-        self.watcher.notice(spoiled_within(without))
-        self._leave_out_of(run, without)
+        self.watcher.notice(spoiled_within(played_without(suspect, setback.round)))
+        self._leave_out_of(run, suspect, setback.round)
+        if self._most_diverge(run, setback):
+            self._exclude_for_good(run, suspect, setback.round)
+        self._failing.forget()
         return True
 
-    def _exclude_for_good(self, run: Run, without: WentBack) -> None:
+    def _exclude_for_good(self, run: Run, suspect: Suspect, round_: int) -> None:
         """Exclude a client that was left out of an earlier round as well, after which the run could go on.
 
         Never half of all clients, and nobody whom the server's state cannot do without. Only one that has what most
-        have of the server's state: where two share a part of it, nobody can say which of them has spoiled it.
+        have of the server's state: where two share a part of it, nobody can say which of them has spoiled it. And
+        only where the others' messages were of the usual size, else the run diverges, with it or without it.
         """
-        client, known = without.without, self.register.values.went_back
-        before = next(
-            (one for one in known if one.without == client and one.times and one.round < without.round), None
-        )
-        rest = tuple(one for one in self.roster if one != client)
-        out = {one for one in self.register.values.excluded if any(one == back.without for back in known)}
-        few = 2 * (len(out) + 1) < len(self.roster) + len(out)
-        usual = 2 * len(self.groups.of(client, self.roster)) > len(self.roster)
+        client, before = suspect.client, self.evidence.named_before(suspect.client, round_)
+        rest, out = tuple(one for one in self.roster if one != client), len(self.evidence.excluded())
+        few = 2 * (out + 1) < len(self.roster) + out
+        usual = 2 * len(self.groups.of(client, self.roster)) > len(self.roster) and suspect.others <= FACTOR
         if before is None or client not in self.roster or not (few and usual) or self._unfit(rest, run):
             return
         self.roster = rest
         self.engine.exclude(client)
         self.register.exclude(client)
         self.watcher.notice(excluded_for_good(client, before))
-
-    def _sizes_before(self, round_: int, present: Collection[ClientId]) -> dict[ClientId, float]:
-        """How large the last messages of the other clients were, in those rounds before that are remembered."""
-        norms = self.register.values.norms
-        found = {client: size for one in sorted(norms) if one < round_ for client, size in norms[one].items()}
-        return {client: found[client] for client in found if client in self.roster and client not in present}
 
     def _start_again(self, run: Run, setback: Setback) -> bool:
         """Leave out whose first weights made everyone fail: another client gives them when it is repeated."""
@@ -454,6 +443,7 @@ class ServedRun:
             return False
         bad = BadStart(round=failed, without=donor)
         self.register.note(bad_starts=(*self.register.values.bad_starts, bad))
+        self._failing.forget()
         self.watcher.notice(
             f"round {failed}: most clients fail over values that are not finite or far too large, after client "
             f"{donor} gave the first weights: round {failed} is played again without client {donor}"
@@ -482,7 +472,7 @@ class ServedRun:
 
         Who gave first weights may train on with them. One alone with its architecture is no proof: it begins anew.
         """
-        suspect = self._suspect(setback.round - 1)
+        suspect = self.evidence.suspect(setback.round - 1)
         if suspect is None:
             return None
         donor = self._donor(run, setback.round)
@@ -491,34 +481,9 @@ class ServedRun:
         told_by_others = len(like) > 1 and have_diverged(setback.failures, like, aside)
         return suspect if told_by_others or setback.diverged(suspect.client, donor) else None
 
-    def _suspect(self, round_: int) -> Suspect | None:
-        """Whose message of a settled round stood out, in it and against those of more than half of all clients.
-
-        Who was not asked has a voice with what it sent before; who was left out of the round counts, and has none.
-        """
-        sent = self.register.values.norms.get(round_, {})
-        silent = {one.without: math.inf for one in self._left_out_of(round_)}
-        found = find_suspect(sent)
-        all_of_them = find_suspect(sent, {**self._sizes_before(round_, sent), **silent})
-        return found if all_of_them is not None and found is not None else None
-
-    def _left_out_of(self, round_: int) -> list[WentBack]:
-        """What was said of the clients that were left out of a round because their messages stood out."""
-        known = self.register.values.went_back
-        return [one for one in known if one.round == round_ and one.times is not None]
-
     def _donor(self, run: Run, round_: int) -> ClientId | None:
         """Who gave the first weights of a round."""
         return self.engine.donors.of(round_, run.rounds.acceptance.first_sizes)
-
-    def _tie(self, setback: Setback) -> Tie | None:
-        """The two halves whose messages of the round before were so unlike that everyone fails."""
-        return find_tie(self.register.values.norms.get(setback.round - 1, {})) if setback.diverged() else None
-
-    def _gone(self, setback: Setback) -> list[ClientId]:
-        """Who is out by now, and still has a part in the round before that everyone fails after."""
-        sent = self.register.values.norms.get(setback.round - 1, {})
-        return [client for client in sent if client not in self.roster] if setback.diverged() else []
 
     def _go_back(self, run: Run, setback: Setback, error: RoundFailed | None) -> None:
         """Take back the round before one that nobody could play, and leave out whose message stood out in it.
@@ -528,21 +493,21 @@ class ServedRun:
         operator decides. What a client that was left out did in rounds before comes before what others sent since.
         """
         settled, suspect = setback.round - 1, self._bad_update(run, setback)
-        before = self._left_out_of(settled)
-        gone = self._gone(setback) if suspect is None or before else []
-        if gone and take_back(self.folder, settled - 1):
+        before, most = self.evidence.left_out_of(settled), self._most_diverge(run, setback)
+        if error is not None and not most and self._stand_ins(run, setback.round, setback.failures)[1]:
+            raise error  # of a few clients that are asked most may lie: others are asked first
+        gone = self.evidence.gone(settled) if setback.diverged() and (suspect is None or before) else []
+        if gone and self._take_back(settled - 1):
             self._note_back([WentBack(round=settled, without=client) for client in gone], error)
             return
-        if error is not None and self._most_diverge(run, setback):
-            found = self._stood_out(settled, {one.without for one in before})
-            if (before or _is_other(found, suspect)) and self._go_further_back(
-                all_fail(setback.round), found
-            ):
+        if error is not None and most:
+            found = self.evidence.stood_out(settled, {one.without for one in before})
+            if (before or is_other(found, suspect)) and self._go_further_back(all_fail(setback.round), found):
                 return
             if before and found:
-                told = work_that_stays(setback.round, before[-1], [one.round for one in found])
+                told = work_that_stays(setback.round, found)
                 raise RoundFailed(told, setback.failures, error.lost) from error
-        tie = None if suspect is not None else self._tie(setback)
+        tie = self.evidence.tie(settled) if suspect is None and setback.diverged() else None
         if error is not None and tie is not None:
             told = undecided(self.folder, setback.round, tie, before[-1] if before else None)
             raise RoundFailed(told, setback.failures, error.lost) from error
@@ -550,15 +515,21 @@ class ServedRun:
             if error is not None:
                 raise error
             return
-        if not take_back(self.folder, settled - 1):
+        if not self._take_back(settled - 1):
             if error is None:
                 return
             told = no_way_back(self.folder, setback.round, suspect, before[-1] if before else None)
             raise RoundFailed(told, setback.failures, error.lost) from error
-        without = _without(suspect, settled)
-        if setback.diverged(suspect.client):
-            self._exclude_for_good(run, without)
-        self._note_back([without], error)
+        if setback.diverged(suspect.client) and most:
+            self._exclude_for_good(run, suspect, settled)
+        self._note_back([played_without(suspect, settled)], error)
+
+    def _take_back(self, round_: int) -> bool:
+        """Make an earlier round the newest; who failed after it may not fail any more."""
+        done = take_back(self.folder, round_)
+        if done:
+            self._failing.forget()
+        return done
 
     def _go_further_back(self, why: str, found: Sequence[WentBack]) -> bool:
         """Take back all rounds since the first that is kept of those in which a client stood out; False if none is.
@@ -568,20 +539,10 @@ class ServedRun:
         kept = [one for one in found if can_take_back(self.folder, one.round - 1)]
         if not kept:
             return False
-        take_back(self.folder, kept[0].round - 1)
+        self._take_back(kept[0].round - 1)
         self.register.note(went_back=(*self.register.values.went_back, *kept))
         self.watcher.notice(going_further_back(why, kept))
         return True
-
-    def _stood_out(self, before: int, clients: Collection[ClientId] = ()) -> list[WentBack]:
-        """The remembered rounds before one in which one of the clients stood out, the oldest first.
-
-        Where no clients are given, it is the one that stood out last.
-        """
-        earlier = {round_: self._suspect(round_) for round_ in self.register.values.norms if round_ < before}
-        found = [_without(one, round_) for round_, one in sorted(earlier.items()) if one is not None]
-        wanted = set(clients) or {one.without for one in found[-1:]}
-        return [one for one in found if one.without in wanted]
 
     def _note_back(self, went: Sequence[WentBack], error: RoundFailed | None) -> None:
         """Write down that a round was taken back, and say so; without an error the run under way ends here."""
@@ -589,13 +550,3 @@ class ServedRun:
         self.watcher.notice(going_back(went))
         if error is None:
             raise Regrouped
-
-
-def _is_other(found: Sequence[WentBack], suspect: Suspect | None) -> bool:
-    """Whether another than the suspect stood out before, and may have spoiled what the suspect trained on."""
-    return bool(found) and (suspect is None or found[-1].without != suspect.client)
-
-
-def _without(suspect: Suspect, round_: int) -> WentBack:
-    """What is written down of a round that is played without a client."""
-    return WentBack(round=round_, without=suspect.client, times=float(f"{suspect.times:.4g}"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
 from potluck.core.card import ClientId
@@ -15,10 +15,11 @@ NOT_FINITE = "not finite"  # what every sentence about such values says, the sit
 
 @dataclass(frozen=True)
 class Suspect:
-    """A client whose message was `times` as large as the median of the others'."""
+    """A client whose message was `times` as large as the median of the others', which was `others`."""
 
     client: ClientId
     times: float
+    others: float = field(default=1.0, compare=False)  # times what a new model has
 
 
 def find_suspect(
@@ -36,7 +37,7 @@ def find_suspect(
         times = norm / middle if middle > 0 else 0.0
         most = sum(norm > FACTOR * other for other in others) > len(voices) / 2
         if most and times > FACTOR and (found is None or times > found.times):
-            found = Suspect(client, times)
+            found = Suspect(client, times, middle)
     return found
 
 
@@ -79,6 +80,30 @@ class Setback:
     def diverging(self) -> list[ClientId]:
         """Who failed over values that are not finite, or far too large."""
         return [client for client in self.asked if diverges(self.failures.get(client, ""))]
+
+
+class Failing:
+    """Who failed over values in the attempts at one round, also those that were drawn in the place of others."""
+
+    def __init__(self) -> None:
+        self._round, self._clients = 0, set[ClientId]()
+
+    def note(self, setback: Setback) -> None:
+        """Take note of an attempt."""
+        known = self._clients if setback.round == self._round else set()
+        self._round, self._clients = setback.round, known.union(setback.diverging)
+
+    def forget(self) -> None:
+        """A round was taken back, or has other first weights: who failed before may not fail any more."""
+        self._clients = set()
+
+    def are_most(self, setback: Setback, everyone: Collection[ClientId]) -> bool:
+        """Whether they are more than half of all clients.
+
+        Where a round asks some of them only, a few liars may be most of those.
+        """
+        known = self._clients if setback.round == self._round else set()
+        return len(known.union(setback.diverging)) > len(everyone) / 2
 
 
 def have_diverged(

@@ -52,12 +52,20 @@ def going_back(went: Sequence[WentBack]) -> str:
 
 def going_further_back(why: str, went: Sequence[WentBack]) -> str:
     """What is said when several rounds are taken back, in the first of which a client's message stood out."""
-    client, first, rounds = went[0].without, went[0], ", ".join(str(one.round) for one in went)
+    first = went[0]
     return (
-        f"{why}; in round {first.round} the message of client {client} was {first.times:.3g} times as large as the "
-        f"median of the others': going back, round {first.round} and all since are played again, without client "
-        f"{client} in round{'s' if len(went) > 1 else ''} {rounds}"
+        f"{why}; in round {first.round} the message of client {first.without} was {first.times:.3g} times as large "
+        f"as the median of the others': going back, round {first.round} and all since are played again, "
+        f"{' and '.join(f'without client {client} in {rounds}' for client, rounds in _rounds_of(went).items())}"
     )
+
+
+def _rounds_of(went: Sequence[WentBack]) -> dict[ClientId, str]:
+    """The rounds of each client, in words."""
+    rounds: dict[ClientId, list[str]] = {}
+    for one in went:
+        rounds.setdefault(one.without, []).append(str(one.round))
+    return {client: f"round{'s' * (len(found) > 1)} {', '.join(found)}" for client, found in rounds.items()}
 
 
 def excluded_for_good(client: ClientId, before: WentBack) -> str:
@@ -117,13 +125,14 @@ def no_way_back(folder: RunFolder, failed: int, suspect: Suspect, before: WentBa
     )
 
 
-def work_that_stays(failed: int, before: WentBack, rounds: Sequence[int]) -> str:
-    """Why a run stops where a client that was left out has left its mark in earlier rounds too."""
-    client, when = before.without, f"round{'s' if len(rounds) > 1 else ''} {', '.join(map(str, rounds))}"
+def work_that_stays(failed: int, found: Sequence[WentBack]) -> str:
+    """Why a run stops where clients left out of its last round have left their mark in earlier rounds too."""
+    rounds = _rounds_of(found)
+    told = ", ".join(f"client {client} stood out in {which} too" for client, which in rounds.items())
+    last, names = WentBack(round=failed - 1, without=", ".join(rounds)), ",".join(rounds)
     return (
-        f"{all_fail(failed, before)}; client {client} stood out in {when} too, and what came of that is not taken "
-        f"back, so that large messages of others prove nothing: start a new run without client {client} "
-        f"(another --out, with --exclude {client})"
+        f"{all_fail(failed, last)}; {told}, and what came of that is not taken back, so that large messages of "
+        f"others prove nothing: start a new run without client {names} (another --out, with --exclude {names})"
     )
 
 
