@@ -122,7 +122,7 @@ class GuardedPerformer(Performer):
         return answer
 
     def _refuse_repeats(self, steps: tuple[str, ...]) -> None:
-        """Refuse an order that does a step more often than the method does in a round: attempts are counted by it."""
+        """Refuse an order that does a step more often than the method does in a round; attempts count by that."""
         repeats = self.record.repeats or {}
         for step in steps:
             asked, most = steps.count(step), repeats.get(step, 1)
@@ -141,7 +141,8 @@ class GuardedPerformer(Performer):
         """
         if self.method.steps()[steps[0]].purpose != "setup":
             return
-        now, parts = client.tensors(), [str(declared.like) for declared in self.method.sent_by(steps).values()]
+        now = client.tensors()
+        parts = [str(declared.like) for declared in self.method.sent_by(steps).values()]
         sent = {name for name in now if any(_is_within(name, part) for part in parts)}
         if self._has_grown(now, sent):
             private = [{*names} - sent for names in _by_module(client).values()]
