@@ -18,6 +18,7 @@ from potluck.data import (
     from_arrays,
     horizontal_flip,
     load,
+    prepare,
     random_crop,
     random_erasing,
 )
@@ -45,7 +46,7 @@ def test_flip_is_the_loop_over_samples(batch: Tensor) -> None:
         assert torch.equal(horizontal_flip(batch, generator(), probability), expected)
 
 
-@pytest.mark.parametrize("pad", [0, 1, 4])
+@pytest.mark.parametrize("pad", [0, 1, 4, HEIGHT + 3, 60])
 def test_crop_is_the_loop_over_samples(batch: Tensor, pad: int) -> None:
     top, left = torch.randint(2 * pad + 1, (2, SAMPLES, 1), generator=generator()).squeeze(-1).tolist()
     expected = torch.zeros_like(batch)
@@ -58,6 +59,15 @@ def test_crop_is_the_loop_over_samples(batch: Tensor, pad: int) -> None:
     result = random_crop(batch, generator(), pad)
     assert torch.equal(result, expected)
     assert result.is_contiguous()
+
+
+def test_a_wide_border_takes_no_memory(batch: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server names the augmentation at a site: the border must not be larger than the images."""
+    made: list[int] = []
+    pad = prepare.F.pad
+    monkeypatch.setattr(prepare.F, "pad", lambda *given: made.append(pad(*given).numel()) or pad(*given))
+    random_crop(batch, generator(), 1024)
+    assert made[0] <= 9 * batch.numel()
 
 
 @pytest.mark.parametrize("scale", [(0.04, 0.2), (0.5, 1.0)])

@@ -159,6 +159,13 @@ def test_a_welcome_beyond_all_bounds_is_refused_before_anything_is_loaded_or_bui
     assert not [path for path in tmp_path.rglob("*") if path.name != "runs"]  # no secret, no folder of a run
 
 
+def test_a_refusal_is_short_however_long_the_words_of_the_server_are(tmp_path):
+    told = changed("experiment", "method", "name", value=["a" * 1000] * 1000)
+    reply = make_site(tmp_path).answer(wire.pack_order(wire.Hello(told)))
+    assert "there is no method" in wire.unpack_reply(reply).reason
+    assert len(reply) < 2000
+
+
 def test_a_welcome_takes_no_more_room_on_the_disk_than_on_the_wire(tmp_path):
     site = make_site(tmp_path)
     roster = [f"n{number}{'x' * 200}" for number in range(9_000)]

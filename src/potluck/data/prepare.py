@@ -27,13 +27,20 @@ def horizontal_flip(x: Tensor, generator: torch.Generator, probability: float = 
 
 
 def random_crop(x: Tensor, generator: torch.Generator, pad: int = 4) -> Tensor:
-    """Pad each image with `pad` zeros and crop the original size at a random place."""
+    """Pad each image with `pad` zeros and crop the original size at a random place.
+
+    However wide the border is, no more of it is made than an image has pixels: beyond that there are only zeros.
+    """
     samples, channels, height, width = x.shape
     top, left = torch.randint(2 * pad + 1, (2, samples, 1), device=x.device, generator=generator)
     rows = (top + torch.arange(height, device=x.device))[:, None, :, None]
     columns = (left + torch.arange(width, device=x.device))[:, None, None, :]
-    padded = F.pad(x, (pad, pad, pad, pad))
-    padded = padded.gather(2, rows.expand(samples, channels, height, width + 2 * pad))
+    border = min(pad, height, width)
+    if border < pad:
+        rows = (rows - pad + border).clamp(0, height + 2 * border - 1)
+        columns = (columns - pad + border).clamp(0, width + 2 * border - 1)
+    padded = F.pad(x, (border, border, border, border))
+    padded = padded.gather(2, rows.expand(samples, channels, height, width + 2 * border))
     return padded.gather(3, columns.expand(samples, channels, height, width))
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from potluck.core.card import ClientId
+from potluck.core.plain_values import printable
 from potluck.deploy.bounds import check_order
 from potluck.deploy.discretion import in_public
 from potluck.deploy.resident import Resident
@@ -56,10 +57,10 @@ class Orders(ABC):
             return self.refuse(error, len(data))
 
     def refuse(self, error: BaseException, received: int = 0) -> bytes:
-        """The reply to an order that is not done: one sentence, which the site's own log has in full."""
+        """The reply to an order that is not done: one sentence, however long the words of the server in it are."""
         with contextlib.suppress(Exception):
             self.notes.refused(str(error) or type(error).__name__, received)
-        return pack_reply(Failure(self.client, about(self.client, in_public(error))))
+        return pack_reply(Failure(self.client, printable(about(self.client, in_public(error)))))
 
     def obey(self, order: Order) -> Outcome | Enrolment:
         """Do an order, or raise why not."""

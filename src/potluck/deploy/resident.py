@@ -105,6 +105,7 @@ class GuardedPerformer(Performer):
         unknown = next((step for step in request.steps if step not in self.method.steps()), None)
         if unknown is not None or not request.steps:
             raise StepFailed(f"{self.method.name} has no step {unknown!r}; {SAME_VERSION}")
+        self._refuse_repeats(request.steps)
         self._refuse_round(round_, 1, 0)
         attempt = self.record.attempt(round_)
         self._let_try(round_, attempt)
@@ -116,19 +117,49 @@ class GuardedPerformer(Performer):
             answer = super().perform(client, request, first)
             if answer.up.not_finite() is not None:  # which tensor is the site's own affair
                 raise StepFailed("what would leave is not finite; lower training.optimizer.lr")
+            self._refuse_spoiled(client)
             self._let_out(request.steps, round_, answer.up)
         return answer
+
+    def _refuse_repeats(self, steps: tuple[str, ...]) -> None:
+        """Refuse an order that does a step more often than the method does in a round; attempts count by that."""
+        repeats = self.record.repeats or {}
+        for step in steps:
+            asked, most = steps.count(step), repeats.get(step, 1)
+            if asked > most:
+                usual = "once" if most == 1 else f"{most} times"
+                raise StepFailed(
+                    f"an order does {step!r} {asked} times, and {self.method.name} does it {usual} in a round; "
+                    f"{SAME_VERSION}"
+                )
 
     def _begin_anew(self, client: Client, steps: tuple[str, ...]) -> None:
         """Asked for first weights, go back to those it began with where its own have grown beyond all measure.
 
-        A server asks a client that has played before only if nobody could train on with what it had.
+        A server asks a client that has played before only if nobody could train on with what it had. A server that
+        lies can make grow what it sends down, so a private model goes back only if it has grown itself.
         """
         if self.method.steps()[steps[0]].purpose != "setup":
             return
-        parts = {str(declared.like).partition("/")[0] for declared in self.method.sent_by(steps).values()}
-        if not start_ratio(_weights(client.tensors(), parts), _weights(self.initial, parts)) <= MOST_GROWN:
-            client.restore(self.initial)
+        now = client.tensors()
+        parts = [str(declared.like) for declared in self.method.sent_by(steps).values()]
+        sent = {name for name in now if any(_is_within(name, part) for part in parts)}
+        if self._has_grown(now, sent):
+            private = [{*names} - sent for names in _by_module(client).values()]
+            stay = [name for names in private if not self._has_grown(now, names) for name in names]
+            client.restore({**self.initial, **{name: now[name].clone() for name in stay}})
+
+    def _has_grown(self, now: State, names: Collection[str]) -> bool:
+        """Whether these tensors are far larger than at the start, or not finite."""
+        return not start_ratio(_weights(now, names), _weights(self.initial, names)) <= MOST_GROWN
+
+    def _refuse_spoiled(self, client: Client) -> None:
+        """Refuse what made a model that stays at the site not finite, so that the state before it is kept."""
+        found = {name: value for names in _by_module(client).values() for name, value in names.items()}
+        spoiled = [name for name, value in found.items() if not _is_finite(value)]
+        before = (self.record.start()[0] or self.initial) if spoiled else {}
+        if any(_is_finite(before[name]) for name in spoiled):
+            raise StepFailed("what was trained is not finite; lower training.optimizer.lr")
 
     def examine(self, client: Client, examination: Examination) -> Answer:
         """Measure the client, if the metrics and the downlink are agreed to and it is finite."""
@@ -227,13 +258,31 @@ class GuardedPerformer(Performer):
                 )
 
 
-def _weights(state: State, parts: Collection[str]) -> dict[str, Tensor]:
-    """The weights in some parts of a state, without running statistics: they are as large as samples are."""
+def _weights(state: State, names: Collection[str]) -> dict[str, Tensor]:
+    """The weights among some tensors of a state, without running statistics: they are as large as samples are."""
     return {
         name: value
         for name, value in state.items()
-        if name.partition("/")[0] in parts and value.is_floating_point() and not name.endswith(RUNNING)
+        if name in names and value.is_floating_point() and not name.endswith(RUNNING)
     }
+
+
+def _is_within(name: str, part: str) -> bool:
+    """Whether a tensor belongs to a part of the state, or to a module in one (`model/head`)."""
+    return name == part or name.startswith(f"{part}." if "/" in part else f"{part}/")
+
+
+def _by_module(client: Client) -> dict[str, dict[str, Tensor]]:
+    """The tensors of each part that is a module, by their full names."""
+    return {
+        name: {f"{name}/{key}": value for key, value in part.tensors().items()}
+        for name, part in client.parts.items()
+        if part.module is not None
+    }
+
+
+def _is_finite(value: Tensor) -> bool:
+    return not value.is_floating_point() or bool(value.isfinite().all())
 
 
 @dataclass(frozen=True)
