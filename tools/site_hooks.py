@@ -40,7 +40,7 @@ PUNCTUATION = re.compile(r'(<span class="[op]">[^<]*[(\[{,.=]</span>)(?=<span)')
 PLAIN = re.compile(r"(?<=<code>).*?(?=</code>)", re.DOTALL)
 COLUMNS = re.compile(r"\S {2,}\S.*\S {2,}\S")  # of a drawing in words
 FULL = 70  # letters of a line that its writer ended for want of room
-FORMULA = re.compile(r" *\S+(?: \S+)? (?:=|←) ")
+BEGINS = re.compile(r" *(?:\d\. |\S+(?: \S+)? (?:=|←) )")  # a step or a formula
 FEW = 3  # lines of a text whose formulas only look like columns
 BETWEEN = re.compile(r"(?<=>)[^<]+(?=<)")  # the text between two tags
 TABLE = re.compile(r"<table>\s*<thead>(.*?)</thead>(.*?)</table>", re.DOTALL)
@@ -159,10 +159,11 @@ def _flow(lines: list[str]) -> str:
 
 
 def _goes_on(lines: list[str], line: str) -> bool:
-    """Whether a line is the rest of the sentence before it: below its beginning, and no formula of its own."""
+    """Whether a line is the rest of the sentence before it: below its beginning, and no step or formula."""
     before = unescape(lines[-1]) if len(lines) == 1 else " " * _below(lines[0]) + unescape(lines[-1])
     begins = len(line) - len(line.lstrip())
-    return len(before) > FULL and begins == _below(lines[0]) and not FORMULA.match(line)
+    full = len(before) > FULL and not before.endswith((";", ":"))
+    return full and begins == _below(lines[0]) and not BEGINS.match(line)
 
 
 def _below(text: str) -> int:
