@@ -42,7 +42,11 @@ TASKS = {
     "one": "of any kind, the same everywhere",
     "any": "of any kind, each client its own",
 }
-INFERRED = "INFERRED marks what the paper does not state: it is our reading of it."
+MARKS = {
+    "INFERRED": "INFERRED marks what the paper does not state: it is our reading of it.",
+    "UNVERIFIED": "UNVERIFIED marks what we recall of the paper and could not check.",
+}
+EMPHASIS = re.compile(r"(`[^`]*`)|(?<!\w)_|_(?!\w)")  # code, or an underscore that would begin or end italics
 WAYS = {"up": "What leaves a client", "down": "What comes to a client"}
 
 
@@ -84,7 +88,7 @@ def hand_written(path: Path) -> str:
 
 def page(method: type[Method], explained: Mapping[str, Any] | None) -> str:
     """One method: what it is, what crosses, its options."""
-    parts = [*described(method), facts(method)]
+    parts = [*described(method), facts(method, explained)]
     if crosses(explained):
         title = parts[0].removeprefix("# ")
         parts += [
@@ -110,6 +114,7 @@ def crosses(explained: Mapping[str, Any] | None) -> bool:
 def drawing(explained: Mapping[str, Any] | None, narrow: bool = False) -> str:
     """Server, clients and what crosses, as SVG on paper of its own, so that it can be read on dark pages too."""
     svg = to_svg(wire_picture(explained or {}, {}, CLIENTS, narrow=narrow))
+    svg = re.sub(r"(?<=sans-serif)(?:, '[^']+')+", "", svg)  # fonts that only some machines have
     return f"{XML}{svg.replace('fill: none', f'fill: {PAPER}', 1)}"
 
 
@@ -123,7 +128,18 @@ def described(method: type[Method]) -> list[str]:
     texts += [more] if "Up:" in more else []
     classes = (paper,) if paper is method else (paper, method)
     texts += [listed(inspect.getdoc(one) or "") for one in classes]
-    return [*texts, INFERRED] if any("INFERRED" in text for text in texts) else texts
+    marks = [said for mark, said in MARKS.items() if any(mark in text for text in texts)]
+    return [*map(literal, texts), *marks]
+
+
+def literal(text: str) -> str:
+    """Text whose underscores are letters of formulas, never signs of italics; code stays as it is."""
+    lines = (line if line.startswith("    ") else EMPHASIS.sub(_escaped, line) for line in text.split("\n"))
+    return "\n".join(lines)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return found[1] or "\\_"
 
 
 def listed(text: str) -> str:
@@ -131,13 +147,13 @@ def listed(text: str) -> str:
     return re.sub(r"(?m)^(?!- | )(.+)\n(?=- )", r"\1\n\n", text)
 
 
-def facts(method: type[Method]) -> str:
-    """What the method asks for and promises, as a list."""
+def facts(method: type[Method], explained: Mapping[str, Any] | None) -> str:
+    """What the method asks for and promises with its default options, as a list."""
     rows = {
         "models": method.models,
         "tasks": TASKS[method.tasks],
         "public data": "needed" if method.needs_public_data else "",
-        "never leaves a client": ", ".join(method.stays),
+        "never leaves a client": ", ".join(explained["stays"] if explained else method.stays),
         "ways to predict": ", ".join(f"`{mode}`" for mode in method.modes) if len(method.modes) > 1 else "",
     }
     return "\n".join(f"- **{name}**: {value}" for name, value in rows.items() if value)
@@ -159,8 +175,8 @@ def crossing(explained: Mapping[str, Any] | None, way: str) -> str:
         words("when", itemgetter("when")),
         words("meaning", itemgetter("meaning")),
     )
-    options = ", ".join(FOR_DEMO.get(explained["method"], ()))
-    where = f"client 0 ({explained['client']['model']}) of the demo{f' with {options}' if options else ''}"
+    options = ", ".join(f"`{one}`" for one in FOR_DEMO.get(explained["method"], ()))
+    where = f"client 0 (`{explained['client']['model']}`) of the demo{f' with {options}' if options else ''}"
     note = f"In all {count(explained[f'{way}_scalars'])} scalars a round for {where}."
     return markdown(Sheet("", columns, entries, (note,))).rstrip()
 

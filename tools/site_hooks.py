@@ -30,7 +30,8 @@ DRAWING = re.compile(r'<p><img alt="([^"]*)" src="[./]*/(images/wire/[\w-]+\.svg
 CODE = re.compile(r"(?<=<code>)[^<\n]*(?=</code>)")
 BLOCK = re.compile(r'<div class="([^"]*)highlight">(.*?)</div>', re.DOTALL)
 LINE = re.compile(
-    r'<span id="__span[^"]*">(?:<a [^>]*></a>)?(.*?)</span>(?=<span id="__span|\s*</code>)', re.DOTALL
+    r'<span id="[^"]*__span[^"]*">(?:<a [^>]*></a>)?(.*?)</span>(?=<span id="[^"]*__span|\s*</code>)',
+    re.DOTALL,
 )
 TAG = re.compile(r"<[^>]+>")
 COMMENT = re.compile(r'(?<=<span class="c1">)# [^\s<]+')  # no line ends with the sign of a comment
@@ -38,6 +39,8 @@ GAP = re.compile(r'(?:<span class="w">( +)</span>|( {2,}))(?=<span class="c1?">)
 PUNCTUATION = re.compile(r'(<span class="[op]">[^<]*[(\[{,.=]</span>)(?=<span)')  # a line may end after it
 PLAIN = re.compile(r"(?<=<code>).*?(?=</code>)", re.DOTALL)
 COLUMNS = re.compile(r"\S {2,}\S.*\S {2,}\S")  # of a drawing in words
+FULL = 70  # letters of a line that its writer ended for want of room
+BEGINS = re.compile(r" *(?:\d\. |\S+(?: \S+)? (?:=|←) )")  # a step or a formula
 FEW = 3  # lines of a text whose formulas only look like columns
 BETWEEN = re.compile(r"(?<=>)[^<]+(?=<)")  # the text between two tags
 TABLE = re.compile(r"<table>\s*<thead>(.*?)</thead>(.*?)</table>", re.DOTALL)
@@ -49,14 +52,17 @@ BREAKABLE = re.compile(
     r"\S*[-/]\S*"
 )  # a browser may end a line after any hyphen of `--methods`, any slash of `runs/first`
 COLORS = {"#24292f": "ink", "#6e7781": "faint", "#fefefe": "paper", "#0072b2": "down", "#d55e00": "up"}
-# the spaces in `91.80 %`, `73.6 ± 1.8` and `6.5 / 6.6`
+# the spaces in `91.80 %`, `73.6 ± 1.8`, `6.5 / 6.6` and `<= 1`
 HARD_SPACE = re.compile(
     r"(?<=\d) (?=(?:%|±|[kMG]i?B|B|m?s|min|h)(?![\w/]))|(?<=±) (?=\d)|(?<=\d) (?=/ \d)|(?<=\d /) (?=\d)"
+    r"|(?:(?<=&[gl]t;)|(?<=&[gl]t;=)) (?=\d)"
 )
 BESIDE_TEXT = re.compile(r"(<pre.*?</pre>|<code.*?</code>|<[^>]+>)", re.DOTALL)
 MOST_COLUMNS, LETTERS = 8, 41  # of a table that can be a list on a phone; of a line of a table there
 PAIR = 28  # letters of the longest words of a table of two columns that stays one on a phone
 WHOLE = 28  # letters of a word of code that fits on a line of a phone
+SETTING = re.compile(r"(?=.{,24}$)[\w.]+: [\w.-]+")
+SMALL_NUMBER = re.compile(r"\b\d+(?:\.\d+)?e-\d+\b")  # `1e-4`, in which a line could end
 FENCE = re.compile(r"(^ *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
 
 
@@ -114,7 +120,10 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 def _with_units(html: str) -> str:
     """Keep a number and its unit on one line, but leave code as it is."""
     parts = BESIDE_TEXT.split(html)
-    parts[::2] = [HARD_SPACE.sub("\N{NO-BREAK SPACE}", part) for part in parts[::2]]
+    parts[::2] = [
+        SMALL_NUMBER.sub(r'<span class="whole">\g<0></span>', HARD_SPACE.sub("\N{NO-BREAK SPACE}", part))
+        for part in parts[::2]
+    ]
     return "".join(parts)
 
 
@@ -133,19 +142,42 @@ def _wrapping(match: re.Match[str]) -> str:
 
 
 def _lines(match: re.Match[str]) -> str:
-    """The lines of a block that nobody coloured."""
-    return "".join(
-        f'<span style="--indent:{_indent(line)}ch">{line}\n</span>' for line in match[0].splitlines()
-    )
+    """The lines of a block that nobody coloured; lines of one sentence flow together where there is less room."""
+    flows: list[list[str]] = []
+    for line in match[0].splitlines():
+        if flows and _goes_on(flows[-1], line):
+            flows[-1].append(line.lstrip())
+        else:
+            flows.append([line])
+    return "".join(map(_flow, flows))
+
+
+def _flow(lines: list[str]) -> str:
+    indent = _below(lines[0]) if len(lines) > 1 else _indent(lines[0])
+    turn = '<span class="turn">\n</span>'
+    return f'<span style="--indent:{indent}ch">{turn.join(lines)}\n</span>'
+
+
+def _goes_on(lines: list[str], line: str) -> bool:
+    """Whether a line is the rest of the sentence before it: below its beginning, and no step or formula."""
+    before = unescape(lines[-1]) if len(lines) == 1 else " " * _below(lines[0]) + unescape(lines[-1])
+    begins = len(line) - len(line.lstrip())
+    full = len(before) > FULL and not before.endswith((";", ":"))
+    return full and begins == _below(lines[0]) and not BEGINS.match(line)
+
+
+def _below(text: str) -> int:
+    """Where the words of a line begin, after a label such as `Up:     `."""
+    return re.match(r"(?:[A-Z]\w*: +)? *", text).end()  # type: ignore[union-attr]
 
 
 def _indent(text: str) -> int:
     label = re.match(r"[A-Z]\w*: +", text)  # `Up:     the weights`
-    return label.end() if label else len(text) - len(text.lstrip()) + 2
+    return label.end() if label else re.match(r"(?:>>> |\.\.\. )? *", text).end() + 2  # type: ignore[union-attr]
 
 
 def _line(match: re.Match[str]) -> str:
-    indent = _indent(TAG.sub("", match[1]))
+    indent = _indent(unescape(TAG.sub("", match[1])))
     whole = GAP.sub(r'<span class="gap">\1\2</span>', match[0])
     whole = PUNCTUATION.sub(_way_out, whole)
     whole = BETWEEN.sub(lambda part: BREAKABLE.sub(_word, part[0]), whole)
@@ -201,6 +233,9 @@ def _named_cell(cell: re.Match[str], name: str) -> str:
 
 
 def _whole_words(match: re.Match[str]) -> str:
+    """A setting such as `method: fedavg` stays whole; so do words."""
+    if SETTING.fullmatch(unescape(match[0])):
+        return f'<span class="whole setting">{match[0]}</span>'
     return BREAKABLE.sub(_word, match[0])
 
 

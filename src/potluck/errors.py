@@ -13,7 +13,7 @@ from typing import Any
 class PotluckError(Exception):
     """Base class: bad input or a failed run. The command line prints the sentence and exits with code 2.
 
-    A sentence may quote a file of somebody else's, so it has no letters that a terminal would obey.
+    A sentence may quote somebody else's file, so control characters are taken out of it.
     """
 
     def __str__(self) -> str:

@@ -148,7 +148,7 @@ def _type(annotation: Any) -> str:
         kinds = (as_written(get_args(one)[0]) if get_origin(one) is Literal else _type(one) for one in inside)
         return " or ".join(dict.fromkeys(kinds))
     if origin in (tuple, list):
-        return f"list of {_type(inside[0])}s"
+        return "list" if (kind := _type(inside[0])) == "any" else f"list of {kind}s"
     if _block(annotation) is not None or origin is dict:
         return "block of keys"
     return "any" if origin is None else "function"

@@ -23,7 +23,7 @@ Key = str | int
 
 @dataclass(frozen=True)
 class Rng:
-    """A node of the tree. Two generators from the same node give the same numbers."""
+    """A node of the tree of random numbers. Two generators from the same node give the same numbers."""
 
     seed: int
     path: tuple[Key, ...] = ()

@@ -344,9 +344,9 @@ def _count(owner: np.ndarray, labels: np.ndarray, clients: int, classes: int) ->
 def from_index_file(path: Path | str, dataset: Dataset) -> Split:
     """A user's own split, from JSON.
 
-    Either {"clients": [{"id": "a", "train": [0, 1], "test": [2]}, …], "held_out": ["a"]}
-    or {"a": {"train": [0, 1], "test": [2]}, …}; `validation`, `test` and `held_out` may be left out, and
-    a client may have a `shift`, for example {"kind": "rotation", "value": 90}.
+    Either `{"clients": [{"id": "a", "train": [0, 1], "test": [2]}, …], "held_out": ["a"]}`
+    or `{"a": {"train": [0, 1], "test": [2]}, …}`; `validation`, `test` and `held_out` may be left out, and
+    a client may have a `shift`, for example `{"kind": "rotation", "value": 90}`.
     Every row belongs to one part of one client at most.
     """
     path = Path(path)

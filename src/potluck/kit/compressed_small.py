@@ -26,7 +26,7 @@ def _down(method: CompressedSmall) -> Contract:
     what = f"the small model's averaged parameters{method.architecture}"
     if not method.sends_changes:
         return {"small": state_of("small", what, low_rank=method.config.compress is not None)}
-    changes = "1, there where these are changes of the parameters that this client was sent before"
+    changes = "1 if these are changes of the parameters that the client was sent before"
     return {
         "small": state_of("small", f"{what}, or their change in the last round", low_rank=True),
         "changes": tensor("", changes, optional=True, at_least=1, at_most="1"),

@@ -62,8 +62,8 @@ class PeerAlignmentConfig(PrivateModelConfig):
     batch: int = option(
         default=32,
         ge=2,
-        description="B: public samples in a batch; 32 in FedMuscle's example, its cost table fits 20",
-        source="FedMuscle's example; its cost table fits 20",
+        description="B: public samples in a batch",
+        source="FedMuscle's example; the costs in its table are those of 20",
     )
     passes: PositiveInt = option(
         default=1, description="T: passes over the public data in a round; not known", source="not known"

@@ -43,7 +43,7 @@ class OnPublicData(Method):
         self.public_size = len(public_of(population))
 
     def symbols(self, card: Card) -> dict[str, int]:
-        """P beside what a card tells."""
+        """What a card tells, and P, the number of public samples."""
         return super().symbols(card) | {"P": self.public_size}
 
 

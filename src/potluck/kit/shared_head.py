@@ -94,11 +94,11 @@ class SharedHead(Method):
             )
 
     def server_state(self, task: Task) -> dict[str, Any]:
-        """ω."""
+        """The head ω."""
         return {"head": fresh_head(self, task)}
 
     def downlink(self, server: Server, client: ClientId) -> Content:
-        """ω."""
+        """The newest ω."""
         return {"head": server["head"].state()}
 
     def receive(self, client: Client, down: Message) -> None:

@@ -1,4 +1,4 @@
-"""FedAllRep, the baseline of the FedRE paper (arXiv 2511.22265) that sends every representation."""
+"""FedAllRep (baseline of the FedRE paper, arXiv 2511.22265): every representation is sent."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ P_t are public samples drawn for the round from the shared seed, so that no id c
 
     Up:     the logits of P_t before the softmax, |P_t|·C scalars.
     Down:   their mean õ(x) = (1/K)·Σ_k o_k(x), |P_t|·C scalars.
-    Client: *digest*, mean |o_k(x) − õ(x)| over P_t and classes; then *revisit*, CE on private data.
+    Client: digest, mean |o_k(x) − õ(x)| over P_t and classes; then revisit, CE on private data.
 
 Deviations: the released code first trains every client on the labels of the public data until it converges, and
 then on its own data (25 epochs, stopped early). Public data has no labels here, so what is left of that stage is

@@ -12,7 +12,7 @@ That is the mechanism RAP, the paper's default; `fedre_variants` has the others.
 one width belongs to the models: `models: {pool: […], rep_dim: 512, adapter: pool}` (or max-pool, or linear).
 
 ỹ is the vector of weights itself: it shows which classes a client holds, and over rounds the server can solve for
-their means. The notes on its page measure that, and what `fixed`, `noise` and `levels` do about it.
+their means. The notes on FedRE's page measure that, and what `fixed`, `noise` and `levels` do about it.
 
 Paper and released code differ. The code never sends the head back in the heterogeneous setting; here every round
 begins with it, as in the paper. It gives ViT clients a head of two layers; here all heads have one form. It

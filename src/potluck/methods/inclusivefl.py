@@ -30,12 +30,15 @@ class InclusiveFL(FedAvg):
 
     Up: the weights. Down: the server's copy M_i of the client's depth. Sizes 1 … G, from shallow to deep, have
     L_1 < … < L_G layers of one stack and start from the deepest model's weights. The server, each round:
+
     1. Δ_i = mean of the clients' changes of size i; M_i ← M_i + Δ_i.
     2. A layer becomes the mean over the sizes that have it, weighted by the samples of each size's clients in the
        round. Heads, poolers and the last layer of every smaller size stay within their size.
     3. That last layer learns from the layers that the next size has in its place: from the round after,
-           Δ_i^(L_i) ← β·ḡ + (1 − β)·Δ_i^(L_i),  ḡ = 1/(L_{i+1} − L_i + 1)·Σ_{j = L_i … L_{i+1}} Δ_{i+1}^(j),
-       for parameters. ḡ stays as it was where the next size is not in a round.
+
+            Δ_i^(L_i) ← β·ḡ + (1 − β)·Δ_i^(L_i),  ḡ = 1/(L_{i+1} − L_i + 1)·Σ_{j = L_i … L_{i+1}} Δ_{i+1}^(j),
+
+        for parameters. ḡ stays as it was where the next size is not in a round.
 
     The released code sends gradients of one step and moves each M_i by AdamW; here weights go up after local
     epochs, and the change Δ takes the gradient's place (our inference, not published). There the blend only

@@ -31,8 +31,10 @@ class InCo(FedAvg):
     what it sent, so the mean change of a tensor is g = (mean of the weights over the cohort's holders) − (weights
     before), unweighted as published. In a stage of blocks every convolution ℓ after the first block has as
     partner s the second convolution of the first block, if it has the same shape; of each k × k kernel
+
         θ   = min(|⟨g_s, g_ℓ⟩| / (‖g_s‖² + 1e-7), 5)
         g_ℓ ← clip((g_ℓ/‖g_ℓ‖ + θ·g_s/‖g_s‖)·(‖g_ℓ‖ + ‖g_s‖)/2, ±0.1),
+
     where 1e-7 is added to the norms that divide, too. In a transformer the weight of a block's second layer norm
     has that of its first as partner, as one vector. Everything else moves by its mean change: batch norm,
     shortcuts, stem and head. In bottlenecks only the 3 × 3 convolutions have a partner of their shape.

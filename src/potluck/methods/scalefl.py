@@ -33,8 +33,10 @@ class ScaleFL(SubNetworks):
     """A client holds the first channels of the parent's layers, up to one of its exits.
 
     Up: the client's part of the network after training. Down: that part of the newest one. Loss, over its J exits,
+
         L = Σ_j j·ℓ_j / (J(J + 1)/2),  ℓ_J = CE(o_J, y),
         ℓ_j = CE(o_j, y) + γT²·KL(σ(o_J/T) ‖ σ(o_j/T)) for j < J, the second term after `warmup` rounds.
+
     Server: every entry becomes the mean over the clients that hold it, all weighted alike; one that nobody held
     stays. A client predicts by its last exit (mode `last`), or by the mean of all exits' probabilities (`ensemble`,
     ours).

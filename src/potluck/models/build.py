@@ -38,6 +38,7 @@ def build(
     """A fresh model for a task, with features of width `rep_dim` (None: the width of the entry or the network).
 
     `model` is one of
+
     - a registered name, `"cnn1"`;
     - a mapping with options beside the name, `{"name": "resnet18", "stem": "cifar"}`, or beside a callable or
       module, `{"model": Net, "head": "fc"}`;

@@ -81,14 +81,14 @@ def fit(
 ) -> Fit:
     """Train parts of a client (or of the server) by gradient steps.
 
-    loss: called as `loss(holder, batch, **other_streams, **scalars)`; the first stream's batch is positional.
-    train: prefixes of the parameters to train (`"model"`, `"model/head"`); default: every module. Everything
-        else is in evaluation mode, so its batch statistics do not change either.
-    streams: default: the client's private data for `epochs`. The first stream sets the number of steps
-        unless `steps` is given; the others start over when they end.
-    prox: prefix → μ; adds the term `prox` = μ/2·‖w − w₀‖² with w₀ the values at the start of this call.
-    combine: gets the gradients of each named term (and of `prox`) and returns the gradient for the step;
-        default: their sum.
+    - `loss`: called as `loss(holder, batch, **other_streams, **scalars)`; the first stream's batch is positional.
+    - `train`: prefixes of the parameters to train (`"model"`, `"model/head"`); default: every module. Everything
+      else is in evaluation mode, so its batch statistics do not change either.
+    - `streams`: default: the client's private data for `epochs`. The first stream sets the number of steps
+      unless `steps` is given; the others start over when they end.
+    - `prox`: prefix → μ; adds the term `prox` = μ/2·‖w − w₀‖² with w₀ the values at the start of this call.
+    - `combine`: gets the gradients of each named term (and of `prox`) and returns the gradient for the step;
+      default: their sum.
     """
     if streams is None:
         if not isinstance(holder, Client):

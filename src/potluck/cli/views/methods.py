@@ -42,8 +42,9 @@ def methods_sheet(entries: Sequence[Mapping[str, Any]]) -> Sheet:
         Column("down", itemgetter("down_scalars"), count),
     )
     notes = (
-        "sends, receives: scalars of a client in a round. d: width of a representation; C: classes, C_k: those a",
-        "client holds; n: its samples; P: public samples; |x|: numbers in x. up, down: for the demo's client 0.",
+        "sends, receives: scalars of a client in a round. up, down: the same in numbers, for client 0 of the demo.",
+        "d: width of a representation; C: classes, C_k: those a client holds; n: its samples; P: public samples; "
+        "|x|: numbers in x.",
         "`potluck explain METHOD` shows what each of these is and how large.",
     )
     return Sheet(f"{len(entries)} methods", columns, entries, notes).without_empty_columns()

@@ -18,5 +18,7 @@ def options_sheet(method: str, options: Sequence[Option]) -> Sheet:
         words("meaning", lambda one: one.meaning or None),
         words("source", lambda one: one.source or None),
     )
-    notes = (f"Set them as method: {{name: {method}, …}}, or as method.OPTION=VALUE on the command line.",)
+    notes = (
+        f"Set them as `method: {{name: {method}, …}}`, or as `method.OPTION=VALUE` on the command line.",
+    )
     return Sheet(f"options of {method}", columns, options, notes)

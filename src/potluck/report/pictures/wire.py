@@ -142,7 +142,7 @@ def _messages(contract: Mapping[str, Any], sizes: Sizes, layout: _Layout) -> lis
 
 def _field(field: Mapping[str, Any]) -> str:
     scalars = field.get("scalars")
-    many = f" ({count(scalars)} scalars)" if isinstance(scalars, int | float) else ""
+    many = f" ({count(scalars)} scalar{'s' * (scalars != 1)})" if isinstance(scalars, int | float) else ""
     optional = ", optional" if field.get("optional") else ""
     return f"{field.get('name')}{many}{optional}: {field.get('meaning')}"
 
