@@ -933,7 +933,7 @@ def cells(row: Row) -> list[str]:
         f"{60 / row.median:,.0f}",
         _shown(row.first, "{:.2f}"),
         _shown(row.memory, "{:.2f}"),
-        _shown(found.busy if found else None, "{:.0%}"),
+        _shown(100 * found.busy if found else None, "{:.0f} %"),
         _shown(found.kernels if found else None, "{:,}"),
         f"{floor.arithmetic * 1e3:.2f} / {floor.memory * 1e3:.2f}" if floor else "–",
         _aims(row),

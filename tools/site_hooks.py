@@ -17,6 +17,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from potluck.report.format import with_units
+
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 OUTSIDE = {
@@ -45,24 +47,26 @@ FEW = 3  # lines of a text whose formulas only look like columns
 BETWEEN = re.compile(r"(?<=>)[^<]+(?=<)")  # the text between two tags
 TABLE = re.compile(r"<table>\s*<thead>(.*?)</thead>(.*?)</table>", re.DOTALL)
 CELL = re.compile(r"<t([hd])( [^>]*)?>(.*?)</t\1>", re.DOTALL)
+NAME = re.compile(r"(?<=>)[\w.]+(?:-[\w.]+)+(?=[,<])")  # `LG-FedAvg`, `mix-large`: a cell, or its first word
 PICTURE = re.compile(r'<p>(<img alt="[^"]*" src="([^"]+\.png)" */?>)</p>')
 DRAWN = "─│┌╭"  # boxes that are drawn with signs do not wrap
 PRINTED = re.compile(r"^[^$\n].*\S {2,}\S", re.MULTILINE)  # nor do columns, of tables that a command prints
-BREAKABLE = re.compile(
-    r"\S*[-/]\S*"
-)  # a browser may end a line after any hyphen of `--methods`, any slash of `runs/first`
+# a browser may end a line after any hyphen of `--methods`, any slash of `runs/first`, and before `…`
+BREAKABLE = re.compile(r"\S*[-/]\S*(?: …\S*)?|\S+ …\S*")
+SINGLE = re.compile(
+    r'(\(?)(<code><span class="word">[^ ]*</span></code>)([.,;:)]*)'
+)  # and what stands beside it
 COLORS = {"#24292f": "ink", "#6e7781": "faint", "#fefefe": "paper", "#0072b2": "down", "#d55e00": "up"}
-# the spaces in `91.80 %`, `73.6 ± 1.8`, `6.5 / 6.6` and `<= 1`
-HARD_SPACE = re.compile(
-    r"(?<=\d) (?=(?:%|±|[kMG]i?B|B|m?s|min|h)(?![\w/]))|(?<=±) (?=\d)|(?<=\d) (?=/ \d)|(?<=\d /) (?=\d)"
-    r"|(?:(?<=&[gl]t;)|(?<=&[gl]t;=)) (?=\d)"
-)
+# the spaces in `6.5 / 6.6` and `<= 1`
+HARD_SPACE = re.compile(r"(?<=\d) (?=/ \d)|(?<=\d /) (?=\d)|(?:(?<=&[gl]t;)|(?<=&[gl]t;=)) (?=\d)")
 BESIDE_TEXT = re.compile(r"(<pre.*?</pre>|<code.*?</code>|<[^>]+>)", re.DOTALL)
+YES_OR_NO = 4  # letters of a cell
 MOST_COLUMNS, LETTERS = 8, 41  # of a table that can be a list on a phone; of a line of a table there
 PAIR = 28  # letters of the longest words of a table of two columns that stays one on a phone
 WHOLE = 28  # letters of a word of code that fits on a line of a phone
 SETTING = re.compile(r"(?=.{,24}$)[\w.]+: [\w.-]+")
 SMALL_NUMBER = re.compile(r"\b\d+(?:\.\d+)?e-\d+\b")  # `1e-4`, in which a line could end
+PATH = re.compile(r"[\w./*-]+")  # of a file, as a text
 FENCE = re.compile(r"(^ *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
 
 
@@ -113,6 +117,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Draw what crosses in the colours of the page, keep words of code whole, and make room on a phone."""
     html = CODE.sub(_whole_words, DRAWING.sub(_drawing, html))
+    html = SINGLE.sub(r'<span class="beside">\g<0></span>', html)
     html = TABLE.sub(_facts, BLOCK.sub(_wrapping, html))
     return _with_units(PICTURE.sub(r'<p><a class="picture" href="\2">\1</a></p>', html))
 
@@ -121,7 +126,9 @@ def _with_units(html: str) -> str:
     """Keep a number and its unit on one line, but leave code as it is."""
     parts = BESIDE_TEXT.split(html)
     parts[::2] = [
-        SMALL_NUMBER.sub(r'<span class="whole">\g<0></span>', HARD_SPACE.sub("\N{NO-BREAK SPACE}", part))
+        SMALL_NUMBER.sub(
+            r'<span class="whole">\g<0></span>', HARD_SPACE.sub("\N{NO-BREAK SPACE}", with_units(part))
+        )
         for part in parts[::2]
     ]
     return "".join(parts)
@@ -197,10 +204,20 @@ def _facts(match: re.Match[str]) -> str:
     heads = CELL.findall(match[1])
     names = [TAG.sub("", cell[2]) for cell in heads]
     pair = len(names) == 2 and _longest_words(heads, match[2]) <= PAIR
+    if _is_matrix(match[2]):
+        return f'<div class="matrix">{match[0]}</div>'
+    if len(names) > MOST_COLUMNS:
+        return NAME.sub(_word, match[0])
     if pair or ("meaning" not in names and not _crowded(heads, match[2])):
         return match[0]
     rows = [_row(row, names) for row in match[2].split("</tr>")]
     return f'<div class="facts"><table><thead>{match[1]}</thead>{"</tr>".join(rows)}</table></div>'
+
+
+def _is_matrix(body: str) -> bool:
+    """Whether all columns but the first say little more than yes or no, so that they are compared."""
+    cells = [cell for row in body.split("</tr>") for cell in CELL.findall(row)[1:]]
+    return not any("right" in cell[1] or len(TAG.sub("", cell[2])) > YES_OR_NO for cell in cells)
 
 
 def _crowded(heads: list[tuple[str, str, str]], body: str) -> bool:
@@ -281,12 +298,17 @@ def _link(match: re.Match[str], home: Path, page: str) -> str:
         return match[0]
     place = _in_site((home / wanted).resolve())
     if place is None:
-        return text if not source else match[0]  # the site does not have it; the text says what it is
+        return _unlinked(text) if not source else match[0]  # the site does not have it
     depth = page.count("/")
     address = "../" * depth + place
     if source:
         return f"{source}{address}"
     return f"{picture}[{text}]({address}{anchor or ''})"
+
+
+def _unlinked(text: str) -> str:
+    """What stays of a link to a file that the site does not have: a path as code, other words as they are."""
+    return f"`{text}`" if "/" in text and PATH.fullmatch(text) else text
 
 
 def _in_site(path: Path) -> str | None:

@@ -42,11 +42,14 @@ class OwnExit(SystemExit):
 
 
 def front_door(
-    error: type[PotluckError] = ConfigError, apart: Iterable[str] = ()
+    error: type[PotluckError] = ConfigError,
+    apart: Iterable[str] = (),
+    other: Callable[..., str | None] = lambda *args, **values: None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """A function that users call: a wrong call is one sentence, an `error`.
 
-    The arguments that stand `apart` are left to the function, which can say more about them.
+    The arguments that stand `apart` are left to the function, which can say more about them. `other` gets all
+    arguments first, and says what to call instead if another function is meant.
     """
 
     def guard(function: Callable[P, R]) -> Callable[P, R]:
@@ -54,6 +57,8 @@ def front_door(
 
         @functools.wraps(function)
         def call(*args: P.args, **values: P.kwargs) -> R:
+            if instead := other(*args, **values):
+                raise error(instead)
             try:
                 given = signature.bind(*args, **values).arguments
             except TypeError as misfit:

@@ -203,6 +203,14 @@ def test_a_mistake_in_arrays_is_named(x: Any, y: Any, options: dict[str, Any], s
         from_arrays(x, y, **options)
 
 
+@pytest.mark.parametrize("rest", [(), ({"north": Y},)])
+def test_arrays_of_each_client_have_another_door(rest: Any) -> None:
+    with pytest.raises(
+        DataError, match=r"for data of each client call from_datasets\(\{'north': \(x, y\), …\}\)"
+    ):
+        from_arrays({"north": X}, *rest)
+
+
 def test_a_class_without_samples_may_be_asked_for() -> None:
     assert from_arrays(X, Y + 1, classes=4).task.classes == 4
     assert from_arrays(X, Y + 1, class_names=["none", "a", "b", "c"]).task.classes == 4

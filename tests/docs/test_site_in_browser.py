@@ -83,6 +83,36 @@ def test_numbers_with_units_and_words_of_code_stay_together(site: Path) -> None:
     assert "<wbr>" not in (site / "how_to" / "follow.html").read_text("utf-8")
 
 
+def test_no_line_begins_with_a_full_stop_and_no_name_breaks_at_its_hyphen(site: Path) -> None:
+    operating = (site / "operating.html").read_text("utf-8")
+    word = '<span class="word">tests/<wbr>deploy/<wbr>test_stand_ins.py</span>'
+    assert f'<span class="beside"><code>{word}</code>.</span>' in operating
+    assert '<span class="whole">LG-FedAvg</span>' in (site / "results.html").read_text("utf-8")
+    assert "<code>examples/</code>" in re.sub(
+        r"</?span[^>]*>", "", (site / "experiment.html").read_text("utf-8")
+    )
+
+
+def test_a_table_of_yes_and_no_stays_a_table_on_a_phone(site: Path, browser: Chromium) -> None:
+    browser.open((site / "tasks.html").as_uri(), 390)
+    assert browser.says("getComputedStyle(document.querySelector('.matrix thead')).display") != "none"
+    assert browser.says(WIDE)["scrolling"] == []
+
+
+def test_the_button_that_copies_hides_no_code(site: Path, browser: Chromium) -> None:
+    browser.open((site / "comparing.html").as_uri(), 1440)
+    covered = """[...document.querySelectorAll(".wraps")].filter(block => {
+      const button = block.querySelector(".md-code__button").getBoundingClientRect();
+      const line = document.createRange(), texts = document.createTreeWalker(block, NodeFilter.SHOW_TEXT);
+      while (texts.nextNode()) {
+        line.selectNode(texts.currentNode);
+        const hidden = box => box.right > button.left && (box.top + box.bottom) / 2 < button.bottom;
+        if (texts.currentNode.data.trim() && [...line.getClientRects()].some(hidden)) return true;
+      }
+    }).length"""
+    assert browser.says(covered) == 0
+
+
 def test_options_of_a_method_are_a_list_on_a_phone(site: Path, browser: Chromium) -> None:
     page = (site / "methods" / "fedmrl.html").as_uri()
     heads = "getComputedStyle(document.querySelector('.facts thead')).display"

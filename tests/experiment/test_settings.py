@@ -59,6 +59,10 @@ BASE: dict[str, Any] = {
         ({"federation": {"min_clients": 2}}, "federation is a list of groups"),
         ({"data": {"name": "digits", "dir": "/nowhere"}}, "data set 'digits' is read from no folder"),
         ({"training": 3}, "training: must be a block of keys with values, such as {epochs: …}"),
+        (
+            {"training": {"optimizer": "adam"}},
+            "training.optimizer: must be a block of keys with values, such as {name: adam}",
+        ),
         ({"name": "a b"}, "name: write letters, digits"),
         ({"checkpoint": {"every": "soon"}}, "checkpoint.every: .*60s.* never"),
     ],

@@ -16,6 +16,7 @@ from potluck.cli.app import app
 from potluck.errors import RunError
 from potluck.report import comparison_page, page
 from potluck.report.charts import MOST_POINTS, thinned
+from potluck.report.html import in_words, with_whole_names
 from potluck.report.scores import summarise
 from potluck.report.sheets import headline
 
@@ -206,6 +207,17 @@ def test_models_failures_and_a_contract_in_words(folder):
     ):
         assert part in text, part
     assert "Environment" not in text
+
+
+def test_no_line_ends_inside_a_name_or_before_a_unit():
+    shown = with_whole_names("54.88 % by mix-large & M = 3, 5\nMB")
+    space = "\N{NO-BREAK SPACE}"
+    name = '<span class="whole">mix-large</span>'
+    assert shown == f"54.88{space}% by {name} &amp; M{space}={space}3, 5{space}MB"
+
+
+def test_lists_and_shapes_in_words():
+    assert (in_words(["mix-large", "head"]), in_words([3, 8, 8])) == ("mix-large, head", "3 × 8 × 8")
 
 
 def test_a_summary_serves_where_the_log_is_gone(folder):

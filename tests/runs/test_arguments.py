@@ -86,6 +86,10 @@ X = np.zeros((2, 3), np.float32)
         (lambda: potluck.run(**SETTINGS, metrics=["mine.py:"]), "names no function; write mine.py:function"),
         (lambda: potluck.compare(**SETTINGS, against=3), "against: give a text, not 3"),
         (lambda: potluck.compare(**SETTINGS, seeds={}.get), "seeds: give a list of numbers, not <"),
+        (
+            lambda: potluck.compare(**SETTINGS, seeds=3),
+            r"^seeds: give a list, seeds=\[3\], or for 3 seeds seeds=\[0, 1, 2\]$",
+        ),
         (lambda: potluck.compare(**SETTINGS, seeds=[]), "^seeds is empty; leave it out, or name some$"),
         (
             lambda: potluck.compare(**SETTINGS, seeds=[0, 1, 0]),

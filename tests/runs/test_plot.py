@@ -87,6 +87,13 @@ def test_runs_given_one_by_one_are_a_comparison(found: potluck.Comparison) -> No
         assert texts(potluck.plot(kind, both)) == texts(potluck.plot(kind, found)), kind
 
 
+def test_a_run_draws_its_curves_and_names_the_call_for_the_rest(found: potluck.Comparison) -> None:
+    result = found.run("fedproto")
+    assert texts(result.plot("curves")) == texts(result.plot())
+    with pytest.raises(PotluckError, match=r"draws its curves; call potluck\.plot\('wire', result\)"):
+        result.plot("wire")
+
+
 def test_gains_say_how_many_clients_gain(found: potluck.Comparison) -> None:
     entry = next(one for one in found.comparison["methods"] if one["method"] == "fedproto")
     assert f"{entry['by_client']['better']} of 2 gain" in texts(potluck.plot("gains", found))
@@ -293,9 +300,9 @@ def test_the_command_lists_the_kinds_and_ends_with_2_on_bad_input(run: Path, tmp
     assert call(app, ["plot", "gains", str(run)]).exit_code == 2
     assert call(app, ["plot", "clients", str(run), "--out", str(out), "--plugins"]).exit_code == 0
     with pytest.raises(
-        ConfigError, match=r"plot\(\): too many positional arguments; it is called as plot\(\)"
+        ConfigError, match=r"plot\(\): too many positional arguments; it is called as plot\(kind\)"
     ):
-        potluck.open(run).plot("clients")  # type: ignore[union-attr,call-arg]
+        potluck.open(run).plot("curves", run)  # type: ignore[union-attr,call-arg]
 
 
 def test_a_split_of_many_groups_takes_little_memory() -> None:

@@ -69,7 +69,7 @@ def one_sentence(
         path.pop()
     key = ".".join([*above, *path])
     if first["type"] == "model_type":
-        return _about_block(model, path, key)
+        return _about_block(model, path, key, first.get("input"))
     option = _named(model, path)
     meant = f"; {option.summary()}" if option is not None else ""
     told = f"{_told(errors)}{_shown(first.get('input'))}"
@@ -114,7 +114,7 @@ def _short(given: Any) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
-def _about_block(model: type[BaseModel], path: Sequence[str], key: str) -> str:
+def _about_block(model: type[BaseModel], path: Sequence[str], key: str, given: Any) -> str:
     """What to write where a block is expected and something else is given."""
     if path and path[-1] == "DataConfig":
         return (
@@ -123,7 +123,8 @@ def _about_block(model: type[BaseModel], path: Sequence[str], key: str) -> str:
             "from_files(path, target=…) or from_datasets(…)"
         )
     keys = _keys_at(model, path)
-    such = f", such as {{{keys[0]}: …}}" if keys else ""
+    named = _short(given).strip("'\"") if keys[:1] == ["name"] and isinstance(given, str) else "…"
+    such = f", such as {{{keys[0]}: {named}}}" if keys else ""
     start = f"{key}: " if key else ""
     return f"{start}must be a block of keys with values{such}"
 

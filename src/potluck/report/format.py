@@ -9,6 +9,12 @@ from typing import Any
 
 NOTHING = "–"
 UNFIT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")  # in XML or HTML
+# the spaces in `91.80 %`, `51.6 kB`, `4.9 CPU s`, `17.9 ± 1.2`, `6.5 / 6.6` and `M = 3`, or the ends of lines there
+UNIT = re.compile(
+    r"(?<=\d)[ \n](?=(?:%|±|[kMG]i?B|B|[mµ]?s|min|h|CPU s)(?![\w/]))|(?<=±) (?=\d)|(?<=CPU) (?=s\b)"
+    r"|(?<=\d) (?=/ \d)|(?<=\d /) (?=\d)|(?<=\b\w) (?== \d)|(?<=\b\w\d) (?== \d)|(?<= =) (?=\d)"
+    r"|(?<=\N{NO-BREAK SPACE}=) (?=\d)"
+)
 METHOD_NAMES = {"local": "Local"}
 MOMENT_NAMES = {
     "after_aggregation": "after aggregation",
@@ -46,6 +52,11 @@ METRIC_NAMES = {
 }
 
 # --- numbers for people ---------------------------------------------------------------------------------
+
+
+def with_units(text: str) -> str:
+    """A text in which no line ends between a number and its unit."""
+    return UNIT.sub("\N{NO-BREAK SPACE}", text)
 
 
 def fit_to_write(text: str) -> str:

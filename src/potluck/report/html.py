@@ -10,14 +10,16 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
-from potluck.report.format import fit_to_write
+from potluck.report.format import fit_to_write, with_units
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-UNIT = re.compile(r"(?<=\d) (?=(?:%|±|[kMG]i?B|B|m?s|min|h)(?![\w/]))|(?<=±) (?=\d)")
+NAME = re.compile(
+    r"(?<!\S)(?=[^\s-]*-)([^\s]{3,28})(?!\S)"
+)  # with a hyphen, and short enough for a line of a phone
 
 
 def render(template: str, context: Mapping[str, Any]) -> bytes:
@@ -41,16 +43,23 @@ def _templates() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        finalize=with_units,
+        finalize=_finalize,
     )
-    environment.filters |= {"svg": svg, "words": in_words}
+    environment.filters |= {"svg": svg, "words": in_words, "whole": with_whole_names}
     return environment
 
 
-def with_units(value: Any) -> Any:
-    """A text in which no line ends between a number and its unit: `91.80 %`, `17.9 ± 1.2`, `51.6 kB`."""
-    plain = isinstance(value, str) and not isinstance(value, Markup)
-    return UNIT.sub("\N{NO-BREAK SPACE}", value) if plain else value
+def _finalize(value: Any) -> Any:
+    """Texts keep numbers and units together; what is HTML already stays as it is."""
+    return with_units(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def with_whole_names(text: str) -> Markup:
+    """A text in which no line ends inside `mix-large`; a browser may end one after any hyphen."""
+    parts = NAME.split(with_units(text))
+    parts[::2] = map(escape, parts[::2])
+    parts[1::2] = (Markup('<span class="whole">{}</span>').format(part) for part in parts[1::2])
+    return Markup("").join(parts)
 
 
 def svg(picture: Figure) -> Markup:
@@ -74,4 +83,7 @@ def in_words(value: Any) -> str:
         return ""
     if isinstance(value, Mapping):
         return ", ".join(f"{name}: {in_words(entry)}" for name, entry in value.items())
-    return " × ".join(map(in_words, value)) if isinstance(value, (list, tuple)) else str(value)
+    if not isinstance(value, (list, tuple)):
+        return str(value)
+    shape = all(isinstance(one, int) for one in value)
+    return (" × " if shape else ", ").join(map(in_words, value))

@@ -24,7 +24,13 @@ MANY_CLASSES = 20  # up to so many may be those of a small sample
 FIFTHS = 5  # the ranges of a regression's target, by which label splits deal and pictures count
 
 
-@front_door(DataError)
+def _of_each_client(x: Any = None, *_: Any, **__: Any) -> str | None:
+    if not isinstance(x, Mapping):
+        return None
+    return "from_arrays() takes one x and one y; for data of each client call from_datasets({'north': (x, y), …})"
+
+
+@front_door(DataError, other=_of_each_client)
 def from_arrays(
     x: Array,
     y: Array,

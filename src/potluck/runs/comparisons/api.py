@@ -27,6 +27,7 @@ from potluck.runs.folder import RunFolder
 from potluck.runs.loop import Interrupted
 from potluck.runs.observers.progress import progress_display
 
+MANY_SEEDS = 20  # more than anybody writes as a number of seeds
 NOT_TAKEN = {
     "observers": "an observer that stops a run early would make the runs unlike; give it to potluck.run",
     "target": "give a list, targets=[0.9]",
@@ -144,7 +145,7 @@ def _check_views(seeds: Any, targets: Any, rounds: Any, view: str) -> None:
         ("targets", targets, Real),
     ):
         if isinstance(given, int | float | str):
-            raise ConfigError(f"{key}: give a list, [{_listed(given)}]")
+            raise ConfigError(f"{key}: give a list, {key}=[{_listed(given)}]{_meant(key, given)}")
         if not isinstance(given, Iterable):
             raise ConfigError(f"{key}: give a list of numbers, not {given!r}")
         wrong = [one for one in given if isinstance(one, bool) or not isinstance(one, kind)]
@@ -152,6 +153,12 @@ def _check_views(seeds: Any, targets: Any, rounds: Any, view: str) -> None:
             whole = "whole " if kind is Integral else ""
             raise ConfigError(f"{key}: {wrong[0]!r} is not a {whole}number; give {whole}numbers")
     check_view(view)
+
+
+def _meant(key: str, given: Any) -> str:
+    """Who writes `seeds=3` may mean three of them."""
+    several = key == "seeds" and type(given) is int and 1 < given <= MANY_SEEDS
+    return f", or for {given} seeds {key}={list(range(given))}" if several else ""
 
 
 def _listed(given: float | str) -> str:

@@ -218,9 +218,12 @@ class Sweep:
         """A table for a paper (booktabs): a row per method, a column per setting, the best in bold."""
         return latex.sweep_table(self._contents, self.folder.resolve().name)
 
+    @front_door()
     @shown_from(SWEEP)
-    def plot(self) -> Figure:
-        """A heat map of the scores over the settings, as a matplotlib figure."""
+    def plot(self, kind: str = "grid") -> Figure:
+        """A heat map of the scores over the settings, as a matplotlib figure; `potluck.plot` has other kinds."""
+        if kind != "grid":
+            raise ConfigError(f"plot() of a sweep draws its heat map; call potluck.plot({kind!r}, sweep)")
         return sweep_heat_map({"settings": self.settings}, self._contents)
 
     @property

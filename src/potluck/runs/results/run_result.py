@@ -181,9 +181,15 @@ class RunResult:
         """
         return run_frames.curves(run_frames.comparable(self.frame(), self.folder / METRICS))
 
+    @front_door()
     @shown_from(METRICS)
-    def plot(self) -> Figure:
-        """Scores over rounds, a line per moment and mode; the band is one standard deviation over clients."""
+    def plot(self, kind: str = "curves") -> Figure:
+        """Scores over rounds, a line per moment and mode; the band is one standard deviation over clients.
+
+        `potluck.plot` draws other kinds.
+        """
+        if kind != "curves":
+            raise ConfigError(f"plot() of a run draws its curves; call potluck.plot({kind!r}, result)")
         from potluck.report.pictures.curves import accuracy_over_rounds
 
         found = self.summary["accuracy"]
