@@ -57,8 +57,7 @@ SINGLE = re.compile(
     r'(\(?)(<code><span class="word">[^ ]*</span></code>)([.,;:)]*)'
 )  # and what stands beside it
 COLORS = {"#24292f": "ink", "#6e7781": "faint", "#fefefe": "paper", "#0072b2": "down", "#d55e00": "up"}
-# the spaces in `6.5 / 6.6` and `<= 1`
-HARD_SPACE = re.compile(r"(?<=\d) (?=/ \d)|(?<=\d /) (?=\d)|(?:(?<=&[gl]t;)|(?<=&[gl]t;=)) (?=\d)")
+HARD_SPACE = re.compile(r"(?:(?<=&[gl]t;)|(?<=&[gl]t;=)) (?=\d)")  # in `<= 1`
 BESIDE_TEXT = re.compile(r"(<pre.*?</pre>|<code.*?</code>|<[^>]+>)", re.DOTALL)
 YES_OR_NO = 4  # letters of a cell
 MOST_COLUMNS, LETTERS = 8, 41  # of a table that can be a list on a phone; of a line of a table there
