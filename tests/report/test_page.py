@@ -16,7 +16,7 @@ from potluck.cli.app import app
 from potluck.errors import RunError
 from potluck.report import comparison_page, page
 from potluck.report.charts import MOST_POINTS, thinned
-from potluck.report.html import in_words, with_whole_names
+from potluck.report.html import with_whole_names
 from potluck.report.scores import summarise
 from potluck.report.sheets import headline
 
@@ -216,8 +216,9 @@ def test_no_line_ends_inside_a_name_or_before_a_unit():
     assert shown == f"54.88{space}% by {name} &amp; M{space}={space}3, 5{space}MB"
 
 
-def test_lists_and_shapes_in_words():
-    assert (in_words(["mix-large", "head"]), in_words([3, 8, 8])) == ("mix-large, head", "3 × 8 × 8")
+def test_the_modes_of_a_run_are_a_list_and_no_product(folder):
+    (folder / "environment.json").write_text(json.dumps({"modes": ["mix-large", "head"], "seed": 1}))
+    assert "mix-large, head" in " ".join(check(page.write_report(folder)).text)
 
 
 def test_a_summary_serves_where_the_log_is_gone(folder):

@@ -83,7 +83,4 @@ def in_words(value: Any) -> str:
         return ""
     if isinstance(value, Mapping):
         return ", ".join(f"{name}: {in_words(entry)}" for name, entry in value.items())
-    if not isinstance(value, (list, tuple)):
-        return str(value)
-    shape = all(isinstance(one, int) for one in value)
-    return (" × " if shape else ", ").join(map(in_words, value))
+    return " × ".join(map(in_words, value)) if isinstance(value, (list, tuple)) else str(value)
