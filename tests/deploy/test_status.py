@@ -107,6 +107,15 @@ def test_norms_that_are_refused_after_an_answer_came_are_on_the_board(tmp_path):
     assert (board.client("1").refusals, board.client("1").refused) == (2, "the norm of 'x' is absurd")
 
 
+def test_a_client_that_fails_alike_in_every_round_is_counted_in_each():
+    board, reason = Board(clock=lambda: 5.0), "client 1: what was trained is not finite"
+    for round_ in (1, 2):
+        board.ended(round_, {"1": reason})
+    board.refused("1", reason)  # the engine says it at once, and the end of the round again
+    board.ended(3, {"1": reason})
+    assert (board.round, board.client("1").refusals) == (3, 3)
+
+
 def test_a_client_that_comes_back_is_connected_since_then():
     now = iter([1.0, 2.0, 3.0])
     board = Board(clock=lambda: next(now))

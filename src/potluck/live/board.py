@@ -51,6 +51,9 @@ class Board:
     notices: list[tuple[float, str]] = field(default_factory=list)  # the last ones, each with its time
     clock: Callable[[], float] = field(default=time.time, repr=False)
 
+    def __post_init__(self) -> None:
+        self._noted: set[tuple[str, str]] = set()  # who was refused since the last round ended, and why
+
     def client(self, name: str) -> ClientStatus:
         """The entry of a client."""
         return self.clients.setdefault(name, ClientStatus())
@@ -70,15 +73,22 @@ class Board:
 
     def refused(self, name: str, reason: str) -> None:
         """Note an answer that could not be used, or that none came."""
-        entry = self.client(name)
-        entry.refused, entry.refused_at = _reason(name, reason), self.clock()
+        entry, told = self.client(name), _reason(name, reason)
+        entry.refused, entry.refused_at = told, self.clock()
         entry.refusals += 1
+        self._noted.add((name, told))
 
     def dropped(self, name: str, reason: str) -> None:
         """Note that a client dropped out of a round, unless that is noted already."""
-        entry = self.client(name)
-        if entry.refused != _reason(name, reason):
+        if (name, _reason(name, reason)) not in self._noted:
             self.refused(name, reason)
+
+    def ended(self, round_: int, dropped: Mapping[str, str]) -> None:
+        """Note a round that has ended, and who dropped out of it."""
+        self.round = round_
+        for name, reason in dropped.items():
+            self.dropped(name, reason)
+        self._noted.clear()
 
     def worked(self, seconds: Mapping[str, float]) -> None:
         """Note how long clients trained in a round: a mean in which the last rounds weigh most."""

@@ -28,10 +28,8 @@ class BoardNotes(Observer):
 
     def round(self, end: RoundEnd) -> None:
         """Count the round; who dropped out after its answer had come is known only now."""
-        self.board.round = end.round
+        self.board.ended(end.round, end.failures)
         self.board.worked(end.client_seconds)
-        for client, reason in end.failures.items():
-            self.board.dropped(client, reason)
         if end.round == self.board.rounds:
             self._standing()
 
