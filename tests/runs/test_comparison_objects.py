@@ -204,9 +204,9 @@ def test_wrong_arguments_are_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="takes no 'training'"):
         potluck.compare(own(), training={})
     for wrong, sentence in (
-        ({"seeds": 3}, r"seeds: give a list, \[3\]"),
+        ({"seeds": 3}, r"seeds: give a list, seeds=\[3\], or for 3 seeds seeds=\[0, 1, 2\]"),
         ({"seeds": ["a"]}, "seeds: 'a' is not a whole number"),
-        ({"targets": 0.5}, r"targets: give a list, \[0\.5\]"),
+        ({"targets": 0.5}, r"targets: give a list, targets=\[0\.5\]"),
         ({"view": "worst"}, "there is no view 'worst'; the views are last"),
     ):
         with pytest.raises(ConfigError, match=sentence):
