@@ -211,7 +211,7 @@ def test_wrong_arguments_are_one_sentence(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=sentence):
             potluck.compare(own(), methods=["fedavg"], out=tmp_path / "none", **wrong)
-    with pytest.raises(ConfigError, match=r"seeds: give a list, \[0, 1\]"):
+    with pytest.raises(ConfigError, match=r"seeds: give a list, seeds=\[0, 1\]"):
         potluck.compare(own(), seeds="0,1")  # type: ignore[arg-type]
     variants = {"a": {"method": "fedavg"}, "b": {"method": "local"}}
     with pytest.raises(ConfigError, match="fedmrl would not be compared, as only fedavg, local are"):
