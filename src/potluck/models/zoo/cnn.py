@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from potluck.core.model import Blocks, Model
 from potluck.core.task import Task
+from potluck.models.fused.pooled_convolution import convolved_and_pooled
 from potluck.models.parts import Backbone, scaled
 from potluck.models.registry import register
 
@@ -38,11 +39,11 @@ class CNN(Model):
 
     def stem(self, x: Tensor) -> Tensor:
         """The first convolution, ReLU and pooling."""
-        return _halved(self.conv1(x))
+        return convolved_and_pooled(self.conv1, x)
 
     def body(self, s: Tensor) -> Tensor:
         """The second convolution and two linear layers."""
-        return F.relu(self.fc2(F.relu(self.fc1(_halved(self.conv2(s)).flatten(1)))))
+        return F.relu(self.fc2(F.relu(self.fc1(convolved_and_pooled(self.conv2, s).flatten(1)))))
 
 
 class FedAvgCNN(Backbone):
@@ -61,16 +62,12 @@ class FedAvgCNN(Backbone):
 
     def stem(self, x: Tensor) -> Tensor:
         """The first convolution, ReLU and pooling."""
-        return _halved(self.conv1(x))
+        return convolved_and_pooled(self.conv1, x)
 
     def body(self, s: Tensor) -> Tensor:
         """The second convolution, the linear layer, and the adapter if there is one."""
-        features: Tensor = self.resize(F.relu(self.fc1(_halved(self.conv2(s)).flatten(1))))
+        features: Tensor = self.resize(F.relu(self.fc1(convolved_and_pooled(self.conv2, s).flatten(1))))
         return features
-
-
-def _halved(answers: Tensor) -> Tensor:
-    return F.max_pool2d(F.relu(answers), 2)
 
 
 def _positions(task: Task) -> int:
