@@ -18,7 +18,7 @@ from potluck.core.task import Task
 from potluck.errors import ConfigError
 from potluck.training.collect import collect
 from potluck.training.fit import fit
-from potluck.training.optimizers import Group
+from potluck.training.optimizers import Group, Optimizer
 
 TASK = Task("classification", 3, (4,))
 DRAW = Rng(11)
@@ -213,7 +213,9 @@ class TestGroups:
         torch.testing.assert_close(weights(client["model"].module), weights(model), atol=1e-5, rtol=0)
         torch.testing.assert_close(weights(client["other"].module), weights(other), atol=1e-5, rtol=0)
 
-    def test_one_clip_over_everything_without_groups(self):
+    @pytest.mark.parametrize("in_the_rate", [False, True], ids=["gradients", "rate"])
+    def test_one_clip_over_everything_without_groups(self, monkeypatch, in_the_rate):
+        monkeypatch.setattr(Optimizer, "takes_factor", lambda optimizer, group: in_the_rate)
         client, model = make_client(clip=0.1, optimizer={"lr": 1.0}), network()
         fit(client, ce)
 
@@ -225,6 +227,12 @@ class TestGroups:
         client = make_client(clip=0.1, optimizer={"lr": 1.0})
         fit(client, ce, clip=1e9)
         assert not torch.allclose(weights(client["model"].module), weights(model))
+
+    def test_on_a_cpu_gradients_are_clipped_themselves(self):
+        client = make_client(clip=0.1, optimizer={"lr": 1.0})
+        fit(client, ce)
+        (workspace,) = client.workspaces.values()
+        assert not any(map(workspace.optimizer.takes_factor, workspace.optimizer.groups))
 
     @pytest.mark.parametrize("argument", ["train", "groups", "prox"])
     def test_a_prefix_that_names_nothing(self, argument):

@@ -29,7 +29,14 @@ from potluck.training.compiled import is_compiled
 from potluck.training.fused_casts import gathered
 from potluck.training.in_context import InContext
 from potluck.training.modes import set_modes, single_sample
-from potluck.training.optimizers import Group, Optimizer, ParameterGroup, clip_gradients, without_rate
+from potluck.training.optimizers import (
+    Group,
+    Optimizer,
+    ParameterGroup,
+    clip_factors,
+    shorten_gradients,
+    without_rate,
+)
 from potluck.training.plan import Plan, Rows
 from potluck.training.prefixes import check_prefixes, closest_prefix, trained_parameters
 
@@ -228,13 +235,17 @@ class Workspace:
         for name, parameter in self.parameters.items():
             gradient = gradients.get(name)
             parameter.grad = None if gradient is None else _laid_out(gradient, parameter)
-        limited = [
-            ([value for value in group.parameters if value.grad is not None], limit)
+        limited = {
+            group: ([value for value in group.parameters if value.grad is not None], limit)
             for group, limit in zip(self.optimizer.groups, self.clips, strict=True)
             if limit is not None
-        ]
-        clip_gradients([(values, limit) for values, limit in limited if values], self.constants)
-        self.optimizer.step()
+        }
+        limited = {group: found for group, found in limited.items() if found[0]}
+        factors = dict(zip(limited, clip_factors([*limited.values()], self.constants), strict=True))
+        for group, (values, _) in limited.items():
+            if not self.optimizer.takes_factor(group):
+                shorten_gradients(values, factors.pop(group))
+        self.optimizer.step(factors)
 
 
 @dataclass(frozen=True)

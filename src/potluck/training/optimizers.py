@@ -37,24 +37,25 @@ def without_rate(settings: OptimizerSettings) -> OptimizerSettings:
     return settings.model_copy(update={"lr": 1.0})
 
 
-def clip_gradients(
+def clip_factors(
     groups: Sequence[tuple[list[nn.Parameter], float]], constants: dict[Any, tuple[Tensor, Tensor]]
-) -> None:
-    """Clip each group's gradient to a largest norm; the norms of all groups take few operations.
-
-    The results get new memory, as two gradients may be the same tensor.
-    """
+) -> tuple[Tensor, ...]:
+    """What shortens each group's gradient to its largest norm, 1 if it is no longer; few operations for all."""
     if not groups:
-        return
+        return ()
     gradients = [[value.grad for value in values if value.grad is not None] for values, _ in groups]
     norms = torch.stack(torch._foreach_norm([gradient for group in gradients for gradient in group]))
     members, limits = _membership(
         [len(group) for group in gradients], [limit for _, limit in groups], norms, constants
     )
-    factors = (limits / ((members @ norms.square()).sqrt() + 1e-6)).clamp(max=1.0)
-    for (values, _), group, factor in zip(groups, gradients, factors.unbind(), strict=True):
-        for value, shortened in zip(values, torch._foreach_mul(group, factor), strict=True):
-            value.grad = shortened
+    return (limits / ((members @ norms.square()).sqrt() + 1e-6)).clamp(max=1.0).unbind()
+
+
+def shorten_gradients(values: list[nn.Parameter], factor: Tensor) -> None:
+    """Multiply gradients; the results get new memory, as two gradients may be the same tensor."""
+    gradients = [value.grad for value in values if value.grad is not None]
+    for value, shortened in zip(values, torch._foreach_mul(gradients, factor), strict=True):
+        value.grad = shortened
 
 
 def _membership(
@@ -109,19 +110,31 @@ class Optimizer:
         for parameter, part in zip(parameters, parts, strict=True):
             self.state[parameter][key] = part
 
+    def takes_factor(self, group: ParameterGroup) -> bool:
+        """Whether a factor of a group's gradient can be one of its rate, which saves a pass over all gradients.
+
+        So it is for SGD without momentum and weight decay. Only on a GPU, as the last bits may differ.
+        """
+        settings = self.settings
+        return group.rate.is_cuda and settings.name == "sgd" and not (settings.momentum or group.weight_decay)
+
     @torch.no_grad()
-    def step(self) -> None:
-        """Move every parameter that has a gradient."""
+    def step(self, factors: Mapping[ParameterGroup, Tensor] | None = None) -> None:
+        """Move every parameter that has a gradient; `factors` are of the rates of groups that take them."""
         for group in self.groups:
+            factor = factors.get(group) if factors else None
+            rate = group.rate if factor is None else group.rate * factor
             for parameters in group.moving():
                 gradients = [value.grad for value in parameters]
                 states = [self.state[value] for value in parameters]
                 if self.settings.name == "sgd":
-                    self._sgd(group, parameters, gradients, states)
+                    self._sgd(group, rate, parameters, gradients, states)
                 else:
                     self._adam(group, parameters, gradients, states)
 
-    def _sgd(self, group: ParameterGroup, parameters: Any, gradients: Any, states: list[_State]) -> None:
+    def _sgd(
+        self, group: ParameterGroup, rate: Tensor, parameters: Any, gradients: Any, states: list[_State]
+    ) -> None:
         settings = self.settings
         torch._fused_sgd_(
             parameters,
@@ -129,7 +142,7 @@ class Optimizer:
             [state["momentum_buffer"] for state in states] if settings.momentum else [],
             weight_decay=group.weight_decay,
             momentum=settings.momentum,
-            lr=group.rate,
+            lr=rate,
             dampening=0.0,
             nesterov=settings.nesterov,
             maximize=False,
