@@ -3,9 +3,10 @@
     python benchmarks/kernels.py                      ResNet-18 with its 7×7 stem, batch 16, tf32
     python benchmarks/kernels.py --model resnet50     another model that Potluck has by name
     python benchmarks/kernels.py --names              every kernel by its name
+    python benchmarks/kernels.py --model fedavg-cnn --stem "" --batch 50 --method fedmrl
 
 The bare graph is what PyTorch's documentation shows: model, cross entropy and fused SGD in one captured step,
-channels-last, nothing of Potluck around it but the network itself. The engine plays Local with one client.
+channels-last, nothing of Potluck around it but the network itself. The engine plays one client, of Local unless another method is named.
 Both are profiled over the same number of replays; microseconds are those of kernels one after the other. Layout is
 a copy from one memory format to the other. A GPU is needed.
 """
@@ -32,7 +33,7 @@ from potluck.core.task import Task
 from potluck.engine.numerics import precision
 from potluck.models import build
 from potluck.runs.observers import RoundEnd
-from run import NEVER, Case, even_split, images, machine
+from run import FEDMRL, NEVER, Case, even_split, images, machine
 
 STEPS, SIDE, CLASSES = 30, 32, 10
 WARM_UP = 4  # rounds, or replays of the bare graph, before the profiler looks
@@ -107,7 +108,7 @@ class OneRound(Observer):
             self.found.add(self._watched)
 
 
-def of_the_engine(model: Mapping[str, Any], batch: int, mode: str) -> Kernels:
+def of_the_engine(model: Mapping[str, Any], batch: int, mode: str, method: Any = "local") -> Kernels:
     """A round of one client that trains for `STEPS` steps; what it does beside them is divided among them."""
     case = Case("", {}, [dict(model)], clients=1, train=STEPS * batch, test=batch)
     observer = OneRound()
@@ -118,7 +119,7 @@ def of_the_engine(model: Mapping[str, Any], batch: int, mode: str) -> Kernels:
             data=images(case.train + case.test, SIDE),
             partition=even_split(case),
             models=case.models,
-            method="local",
+            method=method,
             training={"rounds": WARM_UP + 2, "batch_size": batch, "optimizer": {"lr": 0.01}},
             evaluate={"every": NEVER},
             engine={"precision": mode},
@@ -160,6 +161,7 @@ def main() -> None:
     parser.add_argument("--model", default="resnet18", help="a model by name")
     parser.add_argument("--stem", default="imagenet", help="of a ResNet; empty for other models")
     parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--method", default="local", choices=["local", "fedmrl"])
     parser.add_argument("--precision", default="tf32", choices=["float32", "tf32", "bfloat16"])
     parser.add_argument("--names", action="store_true", help="every kernel by its name")
     options = parser.parse_args()
@@ -170,7 +172,8 @@ def main() -> None:
     print(
         f"{machine()}, {options.model}, batch {options.batch}, {options.precision}; kernels and µs of a step\n"
     )
-    ours = of_the_engine(model, options.batch, options.precision).by(kind)
+    method = FEDMRL if options.method == "fedmrl" else options.method
+    ours = of_the_engine(model, options.batch, options.precision, method).by(kind)
     bare = of_a_bare_graph(model, options.batch, options.precision).by(kind)
     print("| | engine | µs | bare graph | µs |\n| :--- | ---: | ---: | ---: | ---: |")
     for one in sorted(ours | bare, key=lambda one: -max(ours.get(one, (0, 0))[1], bare.get(one, (0, 0))[1])):

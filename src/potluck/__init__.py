@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from potluck.queues import ask_for_queues
+
 if TYPE_CHECKING:
     from potluck.core.card import Card, ClientId
     from potluck.core.client import Client
@@ -61,6 +63,8 @@ if TYPE_CHECKING:
     from potluck.training.modes import still_statistics
     from potluck.training.optimizers import Group
     from potluck.version import __version__
+
+ask_for_queues()
 
 _HOMES = {
     "core.card": ("Card", "ClientId"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,10 @@ import torch
 
 from helpers import StopAfter
 from potluck.engine.multi_gpu import MultiGpuEngine, MultiGpuStore, homes
-from potluck.engine.settings import EngineSettings, ask_for_queues
+from potluck.engine.settings import EngineSettings
 from potluck.errors import ConfigError
 from potluck.experiment.schema import Experiment
+from potluck.queues import VARIABLE
 from potluck.runs.api import resume, run
 from potluck.runs.loop import Interrupted, Run
 
@@ -91,15 +94,15 @@ def test_devices_that_cannot_be_used_are_named(devices: list[str], sentence: str
         Experiment.make(**SETTINGS, engine={"device": devices}).engine.torch_devices()
 
 
-def test_asking_for_devices_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
-    EngineSettings(device="cpu").torch_devices()
-    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in os.environ
-    ask_for_queues()
-    assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
-    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "4")
-    ask_for_queues()
-    assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "4", "the user's own number stays"
+@pytest.mark.parametrize(
+    ("set_before", "asked_for"), [(None, "32"), ("4", "4")], ids=["default", "user's own"]
+)
+def test_queues_are_asked_for_before_a_script_can_start_cuda(set_before: str | None, asked_for: str) -> None:
+    script = f"import potluck, os, sys; print(os.environ[{VARIABLE!r}], 'torch' in sys.modules)"
+    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    environment |= {} if set_before is None else {VARIABLE: set_before}
+    told = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert told.stdout.split() == [asked_for, "False"], told.stderr
 
 
 @pytest.mark.cuda

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import importlib
 import itertools
-import os
 import socket
 import threading
 from collections import deque
@@ -447,21 +446,6 @@ def test_data_that_a_home_does_not_have(monkeypatch: pytest.MonkeyPatch, tmp_pat
             "there"
         },
     )
-
-
-def test_a_home_asks_for_queues_before_it_asks_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver of a GPU reads their number once, when something first asks for it."""
-    seen: list[str | None] = []
-
-    def no_device(settings: EngineSettings) -> torch.device:
-        seen.append(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"))
-        raise ConfigError("engine.device: cuda is not there")
-
-    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
-    monkeypatch.setattr(EngineSettings, "torch_device", no_device)
-    found = home_opened(lambda: None, EngineSettings().model_dump(), 1.0)  # type: ignore[arg-type, return-value]
-    assert found == (None, {"refused": "engine.device: cuda is not there"})
-    assert seen == ["32"]
 
 
 def test_what_cannot_be_sent_is_refused() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from typing import Any, Literal, Self
 
@@ -153,12 +152,3 @@ class EngineSettings(Settings):
                 "use auto, or cpu"
             )
         return device
-
-
-def ask_for_queues() -> None:
-    """Ask the CUDA driver for 32 hardware queues, unless the user has set a number.
-
-    Its default is eight; with 32 the streams of a cohort hardly wait for each other. The driver reads the variable
-    once, when CUDA starts, so call this before the first use of a GPU.
-    """
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")

@@ -24,7 +24,6 @@ from potluck.data import (
 )
 from potluck.data.public import choose_ids
 from potluck.data.views import with_views
-from potluck.engine.settings import ask_for_queues
 from potluck.errors import ConfigError
 from potluck.experiment.blocks import AnyData, ClientGroup, IndexFile, Sites
 from potluck.experiment.settings import ExperimentSettings
@@ -173,7 +172,6 @@ def build_federation(
     parts = split.by_group([(group.data, group.clients) for group in groups])
     firsts = {own.ids[0]: one.task for one, own in parts}
     check_tasks(method, firsts)
-    ask_for_queues()
     return simulated(
         method,
         groups,

@@ -39,9 +39,7 @@ class HomeActor:
         import torch
 
         from potluck.engine.ray.alike import fingerprint
-        from potluck.engine.settings import ask_for_queues
 
-        ask_for_queues()  # before anything asks for a GPU
         return platform.node(), fingerprint(torch.device(device), threads)
 
     def open(

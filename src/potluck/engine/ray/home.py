@@ -25,7 +25,7 @@ from potluck.core.state import Report
 from potluck.engine.numerics import precision, threads
 from potluck.engine.protocol import Answer, Examination, Failure, Outcome, Request
 from potluck.engine.ray.alike import fingerprint
-from potluck.engine.settings import EngineSettings, ask_for_queues
+from potluck.engine.settings import EngineSettings
 from potluck.engine.store.budget import Budget
 from potluck.engine.store.client_store import ClientStore
 from potluck.engine.this_machine import local_engine
@@ -43,7 +43,6 @@ def opened(
     recipe: Callable[[], Recipe], values: dict[str, Any], share: float
 ) -> tuple[HomeProcess | None, dict[str, Any]]:
     """A home with these settings that may take this share of the machine, and its fingerprint."""
-    ask_for_queues()  # before anything asks for a GPU
     try:
         settings = EngineSettings(**values)
         device = settings.torch_device()
