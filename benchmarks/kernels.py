@@ -6,9 +6,9 @@
     python benchmarks/kernels.py --model fedavg-cnn --stem "" --batch 50 --method fedmrl
 
 The bare graph is what PyTorch's documentation shows: model, cross entropy and fused SGD in one captured step,
-channels-last, nothing of Potluck around it but the network itself. The engine plays one client, of Local unless another method is named.
-Both are profiled over the same number of replays; microseconds are those of kernels one after the other. Layout is
-a copy from one memory format to the other. A GPU is needed.
+channels-last, nothing of Potluck around it but the network itself. The engine plays one client, of Local unless
+another method is named. Both are profiled over the same number of replays; microseconds are those of kernels one
+after the other. Layout is a copy from one memory format to the other. A GPU is needed.
 """
 
 from __future__ import annotations
