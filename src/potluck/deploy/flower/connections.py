@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import secrets
 import socket
 import ssl
 from collections.abc import Sequence
@@ -13,6 +15,7 @@ from potluck.addresses import port_of
 from potluck.errors import ConfigError
 
 PATIENCE = 10.0  # seconds a server has to answer
+FREE_PORTS = range(20_000, 32_000)  # below those that systems hand out
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
@@ -107,10 +110,17 @@ def _is_here(address: IPAddress) -> bool:
 
 
 def free_port() -> int:
-    """A port of this machine that is free now."""
-    with socket.socket() as door:
-        door.bind(("127.0.0.1", 0))
-        return int(door.getsockname()[1])
+    """A port of this machine that is free now.
+
+    It is none of those that the system itself hands out: one of them may go to somebody else before it is used.
+    """
+    for _ in FREE_PORTS:
+        with socket.socket() as door, contextlib.suppress(OSError):
+            door.bind(("127.0.0.1", secrets.choice(FREE_PORTS)))
+            return int(door.getsockname()[1])
+    raise ConfigError(
+        f"no port between {FREE_PORTS[0]} and {FREE_PORTS[-1]} of this machine is free; free one"
+    )
 
 
 def is_open(address: str) -> bool:
