@@ -101,28 +101,68 @@ def _of_four(total, BLOCK_P: tl.constexpr, BLOCK_O: tl.constexpr):
 
 
 @triton.jit
-def spread_gradients(
-    gradient, choice, spread, biases, samples, channels, height, width, pooled_height, pooled_width,
-    BLOCK: tl.constexpr,
+def input_patches(
+    gradient, choice, weight, patches, positions, plane,
+    CHANNELS: tl.constexpr, OUT: tl.constexpr, SIDE: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_U: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a convolution's answers in one channel, and of its bias."""
-    channel = tl.program_id(0)
-    plane = pooled_height * pooled_width
-    sums = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, samples * plane, BLOCK):
-        e = start + tl.arange(0, BLOCK)
-        inside = e < samples * plane
-        image, place = (e // plane) * channels + channel, e % plane
-        row, column = place // pooled_width, place % pooled_width
-        chosen = tl.load(choice + image * plane + place, mask=inside, other=DEAD)
-        steep = tl.load(gradient + image * plane + place, mask=inside, other=0.0)
-        sums += tl.where(chosen == DEAD, 0.0, steep)
-        at = spread + image * height * width + 2 * row * width + 2 * column
-        tl.store(at, tl.where(chosen == 0, steep, 0.0), mask=inside)
-        tl.store(at + 1, tl.where(chosen == 1, steep, 0.0), mask=inside)
-        tl.store(at + width, tl.where(chosen == 2, steep, 0.0), mask=inside)
-        tl.store(at + width + 1, tl.where(chosen == 3, steep, 0.0), mask=inside)
-    tl.store(biases + channel, tl.sum(sums, 0))
+    """Gradients of the patches that the pooled answers come from; `overlapped` adds them up to those of the input.
+
+    A patch has the pixels of all four answers, one row and column more than the convolution has. So a pooled
+    gradient is read once, and is multiplied by the weights moved to where the chosen answer was.
+    """
+    wide: tl.constexpr = SIDE + 1
+    taps: tl.constexpr = CHANNELS * SIDE * SIDE
+    patch: tl.constexpr = CHANNELS * wide * wide
+    p = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
+    u = tl.program_id(1) * BLOCK_U + tl.arange(0, BLOCK_U)
+    inside, real = p < positions, u < patch
+    at = (p // plane) * OUT * plane + p % plane
+    q = tl.arange(0, 4 * BLOCK_O)
+    row = ((u // wide) % wide)[None, :] - ((q % 4) // 2)[:, None]
+    column = (u % wide)[None, :] - (q % 2)[:, None]
+    moved = (q // 4 * taps)[:, None] + (u // (wide * wide) * SIDE * SIDE)[None, :] + row * SIDE + column
+    covered = (row >= 0) & (row < SIDE) & (column >= 0) & (column < SIDE) & real[None, :]
+    number = tl.arange(0, 4)[None, None, :]
+    total = tl.zeros((BLOCK_P, BLOCK_U), tl.float32)
+    for start in range(0, OUT, BLOCK_O):
+        o = start + tl.arange(0, BLOCK_O)
+        read = inside[:, None] & (o < OUT)[None, :]
+        here = at[:, None] + (o * plane)[None, :]
+        chosen = tl.load(choice + here, mask=read, other=DEAD).to(tl.int32)
+        steep = _rounded(tl.load(gradient + here, mask=read, other=0.0), PRECISION)
+        apart = tl.where(chosen[:, :, None] == number, steep[:, :, None], 0.0)
+        own = tl.load(
+            weight + start * taps + moved, mask=covered & (start + q // 4 < OUT)[:, None], other=0.0
+        )
+        total = tl.dot(
+            tl.reshape(apart, (BLOCK_P, 4 * BLOCK_O)), _rounded(own, PRECISION), total,
+            input_precision=PRECISION,
+        )  # fmt: skip
+    tl.store(patches + p[:, None] * patch + u[None, :], total, mask=inside[:, None] & real[None, :])
+
+
+@triton.jit
+def overlapped(
+    patches, gradient, count, height, width, pooled_height, pooled_width,
+    CHANNELS: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The gradient of every input: the sum over the patches of `input_patches` that it is part of."""
+    wide: tl.constexpr = SIDE + 1
+    patch: tl.constexpr = CHANNELS * wide * wide
+    e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    y, x, image = (e // width) % height, e % width, e // (width * height)
+    first = (image // CHANNELS) * pooled_height * pooled_width * patch + (image % CHANNELS) * wide * wide
+    total = tl.zeros((BLOCK,), tl.float32)
+    for i in tl.static_range((wide + 1) // 2):
+        row, above = y % 2 + 2 * i, y // 2 - i
+        for j in tl.static_range((wide + 1) // 2):
+            column, left = x % 2 + 2 * j, x // 2 - j
+            there = (row < wide) & (above >= 0) & (above < pooled_height)
+            there = there & (column < wide) & (left >= 0) & (left < pooled_width) & (e < count)
+            at = (above * pooled_width + left) * patch + row * wide + column
+            total += tl.load(patches + first + at, mask=there, other=0.0)
+    tl.store(gradient + e, total, mask=e < count)
 
 
 @triton.jit
@@ -131,9 +171,59 @@ def weight_gradients(
     CHANNELS: tl.constexpr, OUT: tl.constexpr, SIDE: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_U: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """Products of gradients and unfolded patches over `each` positions: one of many parts to be added up.
+
+    Four rows of the patches in a row belong to the answers that one was chosen of; the gradients of the other three
+    are zero. The sums of the gradients, for the bias, come last.
+    """
+    taps: tl.constexpr = CHANNELS * SIDE * SIDE
+    plane = pooled_height * pooled_width
+    part = tl.program_id(0)
+    u = tl.program_id(1) * BLOCK_U + tl.arange(0, BLOCK_U)
+    o = tl.program_id(2) * BLOCK_O + tl.arange(0, BLOCK_O)
+    known, real = o < OUT, u < taps
+    tap = _taps(u, height, width, SIDE)
+    number = tl.arange(0, 4)[None, None, :]
+    q = tl.arange(0, 4 * BLOCK_P)
+    end = min(positions, (part + 1) * each)
+    total = tl.zeros((BLOCK_O, BLOCK_U), tl.float32)
+    of_bias = tl.zeros((BLOCK_O,), tl.float32)
+    for start in range(part * each, (part + 1) * each, BLOCK_P):
+        p = start + tl.arange(0, BLOCK_P)
+        at = ((p // plane) * OUT * plane + p % plane)[None, :] + (o * plane)[:, None]
+        read = (p < end)[None, :] & known[:, None]
+        chosen = tl.load(choice + at, mask=read, other=DEAD).to(tl.int32)
+        steep = tl.load(gradient + at, mask=read, other=0.0)
+        of_bias += tl.sum(tl.where(chosen == DEAD, 0.0, steep), 1)
+        steep = _rounded(steep, PRECISION)
+        apart = tl.where(chosen[:, :, None] == number, steep[:, :, None], 0.0)
+        m = start + q // 4
+        place = m % plane
+        row = 2 * (place // pooled_width) + (q % 4) // 2
+        column = 2 * (place % pooled_width) + q % 2
+        first = (m // plane) * CHANNELS * height * width + row * width + column
+        pixels = tl.load(
+            x + first[:, None] + tap[None, :], mask=(m < end)[:, None] & real[None, :], other=0.0
+        )
+        total = tl.dot(
+            tl.reshape(apart, (BLOCK_O, 4 * BLOCK_P)), _rounded(pixels, PRECISION), total,
+            input_precision=PRECISION,
+        )  # fmt: skip
+    own = sums + part * OUT * (taps + 1)
+    tl.store(own + o[:, None] * taps + u[None, :], total, mask=known[:, None] & real[None, :])
+    if tl.program_id(1) == 0:
+        tl.store(own + OUT * taps + o, of_bias, mask=known)
+
+
+@triton.jit
+def first_weight_gradients(
+    x, gradient, choice, sums, positions, each, height, width, pooled_height, pooled_width,
+    CHANNELS: tl.constexpr, OUT: tl.constexpr, SIDE: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_U: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Products of gradients and patches over `each` positions: one of many parts that `folded` adds up.
 
-    For layers of few input channels, whose answers take more memory than their patches. A patch has the pixels of
+    For layers of few input channels, whose gradients take more memory than their patches. A patch has the pixels of
     all four answers, one row and column more than the convolution has. A row of the product is an output channel
     and one of the four choices, so every pixel is read once. The sums of the gradients, for the bias, come last.
     """
@@ -179,7 +269,7 @@ def folded(
     sums, gradient, parts,
     CHANNELS: tl.constexpr, OUT: tl.constexpr, SIDE: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the weights, then of the bias, from the parts of `weight_gradients`."""
+    """Gradients of the weights, then of the bias, from the parts of `first_weight_gradients`."""
     taps: tl.constexpr = CHANNELS * SIDE * SIDE
     patch: tl.constexpr = CHANNELS * (SIDE + 1) * (SIDE + 1)
     e = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)

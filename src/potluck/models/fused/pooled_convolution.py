@@ -2,9 +2,8 @@
 
 A small network spends more of a GPU's time between its products than in them: in bias, ReLU, pooling and their
 gradients. So kernels of our own replace most of the dozen that torch would launch. They multiply as exactly as the
-run asks for (`engine.precision`), float32 or tf32. Gradients of a layer with many input channels are left to cuDNN,
-which is faster there. Everywhere else, and where Triton does not work, the layer is torch's own; the numbers agree
-within rounding.
+run asks for (`engine.precision`), float32 or tf32. Everywhere else, and where Triton does not work, the layer is
+torch's own; the numbers agree within rounding.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from __future__ import annotations
 import functools
 import importlib
 import warnings
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from potluck.errors import PotluckAdvice, first_line
 
 FEW = 128  # weights of an output channel: the convolution is a first one
-LARGEST = 128 * 128, 256  # numbers in a block of our gradient of the weights, and on one of its sides
-PARTS = 32  # into which the positions of a batch are divided for that gradient
+LARGEST = 128 * 128, 256  # numbers in a block of a first layer's gradient, and on one of its sides
+FIRST_PARTS, PARTS = 64, 16  # of a batch, for the gradients of a first layer's weights, and of any other's
 
 
 def convolved_and_pooled(layer: nn.Conv2d, x: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ def _is_ours(layer: nn.Conv2d, x: Tensor) -> bool:
         and not torch.is_autocast_enabled("cuda")
         and not torch._C._are_functorch_transforms_active()
         and _is_simple(layer)
-        and _is_large_enough(layer, x)
+        and _is_of_our_size(layer, x)
         and all(_is_plain(value) for value in (x, layer.weight, layer.bias))
         and kernels() is not None
     )
@@ -61,8 +61,10 @@ def _is_simple(layer: nn.Conv2d) -> bool:
     )
 
 
-def _is_large_enough(layer: nn.Conv2d, x: Tensor) -> bool:
-    return x.ndim == 4 and x.shape[0] > 0 and min(x.shape[2:]) > layer.kernel_size[0] and x.numel() < 2**31
+def _is_of_our_size(layer: nn.Conv2d, x: Tensor) -> bool:
+    """Not smaller than one pooled answer, nor larger than a kernel counts."""
+    most = (x.numel() // 4 + 1) * (layer.kernel_size[0] + 1) ** 2
+    return x.ndim == 4 and x.shape[0] > 0 and min(x.shape[2:]) > layer.kernel_size[0] and most < 2**31
 
 
 def _is_plain(value: Tensor | None) -> bool:
@@ -108,10 +110,9 @@ class _PooledConvolution(torch.autograd.Function):
         wanted = ctx.needs_input_grad
         if torch.is_grad_enabled():
             return _differentiable(x, weight, bias, gradient, wanted)
-        gradient = gradient.contiguous()
-        if wanted[0] or not _fits(weight):
-            return spread_gradients(_ours(), x, weight, gradient, choice, wanted)
-        return (None, *weight_gradients(_ours(), x, weight, gradient, choice, multiplied()))
+        back = _Backwards(x, weight, gradient.contiguous(), choice, multiplied())
+        of_layer = back.of_layer() if wanted[1] or wanted[2] else (None, None)
+        return back.of_input() if wanted[0] else None, *of_layer
 
 
 def _ours() -> ModuleType:
@@ -145,59 +146,92 @@ def pooled_answers(
     return y, choice
 
 
-def _block(weight: Tensor) -> tuple[int, int]:
-    """Output channels and pixels of a patch in one block of `weight_gradients`."""
-    out, channels, side, _ = weight.shape
-    return max(4, _power(out)), max(16, _power(channels * (side + 1) ** 2))
+@dataclass(frozen=True)
+class _Backwards:
+    """The way back through a layer, for the gradient of its pooled answers."""
 
+    x: Tensor
+    weight: Tensor
+    gradient: Tensor
+    choice: Tensor
+    precision: str
 
-def _fits(weight: Tensor) -> bool:
-    """Whether a block of `weight_gradients` fits into registers and shared memory."""
-    out, patch = _block(weight)
-    most, side = LARGEST
-    return 4 * out * patch <= most and max(4 * out, patch) <= side
+    @property
+    def positions(self) -> int:
+        """Pooled answers of all samples, in one channel."""
+        return self.gradient.numel() // self.gradient.shape[1]
 
+    @property
+    def patch(self) -> int:
+        """Inputs of a pooled answer: the pixels of four answers of the convolution."""
+        return int(self.weight.shape[1] * (self.weight.shape[2] + 1) ** 2)
 
-def weight_gradients(
-    ours: ModuleType, x: Tensor, weight: Tensor, gradient: Tensor, choice: Tensor, precision: str
-) -> tuple[Tensor, Tensor]:
-    """Gradients of weights and bias, where both are few."""
-    out, channels, side, _ = weight.shape
-    pooled = gradient.shape[2:]
-    positions = gradient.shape[0] * pooled[0] * pooled[1]
-    block = 32
-    each = -(-positions // (PARTS * block)) * block
-    parts = -(-positions // each)
-    patch = channels * (side + 1) ** 2
-    sums = x.new_empty(parts, out * (4 * patch + 1))
-    sizes = {"CHANNELS": channels, "OUT": out, "SIDE": side}
-    wide, long = _block(weight)
-    ours.weight_gradients[(parts,)](
-        x, gradient, choice, sums, positions, each, *x.shape[2:], *pooled, **sizes,
-        BLOCK_P=block, BLOCK_O=wide, BLOCK_U=long, PRECISION=precision,
-        num_warps=4 if precision == "tf32" else 8, num_stages=1,
-    )  # fmt: skip
-    both = x.new_empty(weight.numel() + out)
-    ours.folded[(-(-both.numel() // 32),)](sums, both, parts, **sizes, BLOCK_E=32, BLOCK_N=16, num_warps=4)
-    return both[: weight.numel()].view_as(weight), both[weight.numel() :]
+    @property
+    def sizes(self) -> dict[str, int]:
+        """What kernels are built for."""
+        out, channels, side, _ = self.weight.shape
+        return {"CHANNELS": channels, "OUT": out, "SIDE": side}
 
+    def of_input(self) -> Tensor:
+        """The gradient of the input: that of every patch, added up where patches overlap."""
+        x, pooled, count = self.x, self.gradient.shape[2:], self.x.numel()
+        patches, to_x = x.new_empty(self.positions, self.patch), torch.empty_like(x)
+        _ours().input_patches[(-(-self.positions // 64), -(-self.patch // 128))](
+            self.gradient, self.choice, self.weight, patches, self.positions, pooled[0] * pooled[1],
+            **self.sizes, BLOCK_P=64, BLOCK_O=8, BLOCK_U=128, PRECISION=self.precision,
+            num_warps=4, num_stages=1,
+        )  # fmt: skip
+        _ours().overlapped[(-(-count // 512),)](
+            patches, to_x, count, *x.shape[2:], *pooled,
+            CHANNELS=x.shape[1], SIDE=self.weight.shape[2], BLOCK=512, num_warps=4,
+        )  # fmt: skip
+        return to_x
 
-def spread_gradients(
-    ours: ModuleType, x: Tensor, weight: Tensor, gradient: Tensor, choice: Tensor, wanted: tuple[bool, ...]
-) -> tuple[Tensor | None, Tensor | None, Tensor]:
-    """Gradients of input, weights and bias: through pooling by our kernel, through the convolution by cuDNN."""
-    side = weight.shape[2]
-    samples, out, *pooled = gradient.shape
-    answers = [size - side + 1 for size in x.shape[2:]]
-    make = x.new_zeros if answers[0] % 2 or answers[1] % 2 else x.new_empty  # pooling leaves the last row out
-    spread, biases = make(samples, out, *answers), x.new_empty(out)
-    ours.spread_gradients[(out,)](
-        gradient, choice, spread, biases, samples, out, *answers, *pooled, BLOCK=256, num_warps=8
-    )
-    to_x, to_weight, _ = torch.ops.aten.convolution_backward(
-        spread, x, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [wanted[0], wanted[1], False]
-    )
-    return to_x, to_weight, biases
+    def of_layer(self) -> tuple[Tensor, Tensor]:
+        """Gradients of weights and bias, computed in parts of the batch that are added up."""
+        both = self._of_first() if self._is_first() else self._of_any()
+        return both[: self.weight.numel()].view_as(self.weight), both[self.weight.numel() :]
+
+    def _is_first(self) -> bool:
+        """Whether input channels are so few that all choices and pixels fit into one block."""
+        (out, patch), (most, side) = self._block(), LARGEST
+        return 4 * out * patch <= most and max(4 * out, patch) <= side
+
+    def _block(self) -> tuple[int, int]:
+        """Output channels and pixels of a patch, as powers of two."""
+        return max(4, _power(self.weight.shape[0])), max(16, _power(self.patch))
+
+    def _parts(self, most: int, block: int) -> tuple[int, int]:
+        """At most so many parts of whole blocks, and the positions of each."""
+        each = -(-self.positions // (most * block)) * block
+        return -(-self.positions // each), each
+
+    def _of_first(self) -> Tensor:
+        weight, (parts, each), (wide, long) = self.weight, self._parts(FIRST_PARTS, 32), self._block()
+        sums = weight.new_empty(parts, weight.shape[0] * (4 * self.patch + 1))
+        _ours().first_weight_gradients[(parts,)](
+            self.x, self.gradient, self.choice, sums, self.positions, each,
+            *self.x.shape[2:], *self.gradient.shape[2:],
+            **self.sizes, BLOCK_P=32, BLOCK_O=wide, BLOCK_U=long, PRECISION=self.precision,
+            num_warps=4 if self.precision == "tf32" else 8, num_stages=1,
+        )  # fmt: skip
+        both = weight.new_empty(weight.numel() + weight.shape[0])
+        _ours().folded[(-(-both.numel() // 32),)](
+            sums, both, parts, **self.sizes, BLOCK_E=32, BLOCK_N=16, num_warps=4
+        )
+        return both
+
+    def _of_any(self) -> Tensor:
+        weight, (parts, each) = self.weight, self._parts(PARTS, 8)
+        wide = max(16, min(64, _power(weight.shape[0])))
+        sums = weight.new_empty(parts, weight.numel() + weight.shape[0])
+        _ours().weight_gradients[(parts, -(-weight[0].numel() // 128), -(-weight.shape[0] // wide))](
+            self.x, self.gradient, self.choice, sums, self.positions, each,
+            *self.x.shape[2:], *self.gradient.shape[2:],
+            **self.sizes, BLOCK_P=8, BLOCK_O=wide, BLOCK_U=128, PRECISION=self.precision,
+            num_warps=4, num_stages=1,
+        )  # fmt: skip
+        return sums.sum(0)
 
 
 def _differentiable(
