@@ -45,4 +45,4 @@ def row_major(value: Tensor) -> Tensor:
     A sum over memory in another order differs in its last bits, and on a CPU numbers must not depend on whether a
     tensor travelled. On a GPU they agree within rounding anyway, so nothing is copied there.
     """
-    return value.contiguous() if value.device.type == "cpu" and value.layout is torch.strided else value
+    return value.contiguous() if value.is_cpu and value.layout is torch.strided else value

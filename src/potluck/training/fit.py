@@ -160,6 +160,8 @@ class Workspace:
     references: dict[str, Tensor] = field(default_factory=dict)
     scalars: dict[str, Tensor] = field(default_factory=dict)
     totals: dict[str, Tensor] = field(default_factory=dict)
+    sums: list[Tensor] = field(default_factory=list)  # the memory of the totals
+    rates: list[float] = field(default_factory=list)  # the learning rates that are on the device
     augment: torch.Generator | None = None
     augments: bool = False
     constants: dict[Any, tuple[Tensor, Tensor]] = field(default_factory=dict)
@@ -175,9 +177,9 @@ class Workspace:
     ) -> None:
         """Reset the optimiser (or load the moments), and set the round's learning rate, references and scalars."""
         decay = holder.training.lr_decay ** max(holder.round - 1, 0)
-        rates = [group.rate for group in self.optimizer.groups]
-        torch._foreach_zero_([*self.optimizer.memory, *rates, *self.totals.values()])
-        torch._foreach_add_(rates, [_first(own, lr) * decay for own in self.own_rates])
+        self._set_rates([_first(own, lr) * decay for own in self.own_rates])
+        if self.optimizer.memory or self.sums:
+            torch._foreach_zero_([*self.optimizer.memory, *self.sums])
         if moments:
             self._take_over(moments)
         for name, parameter in self.parameters.items() if prox else ():
@@ -189,6 +191,15 @@ class Workspace:
         if self.augments:
             node = holder.rng.child(holder.step, "augment", number)
             self.augment = node.reseed(self.augment or torch.Generator(holder.device))
+
+    def _set_rates(self, rates: list[float]) -> None:
+        """Write the learning rates to the device, unless they are there."""
+        if rates == self.rates:
+            return
+        places = [group.rate for group in self.optimizer.groups]
+        torch._foreach_zero_(places)
+        torch._foreach_add_(places, rates)
+        self.rates = rates
 
     def _take_over(self, moments: Moments) -> None:
         kept = {name: value for name, value in self._state().items() if name in moments}
@@ -217,14 +228,16 @@ class Workspace:
 
     def add(self, terms: Mapping[str, Tensor]) -> None:
         """Add the loss terms of a step to the totals, on the device."""
+        new = [name for name in terms if name not in self.totals]
+        if new:
+            self.sums.append(torch.zeros(len(new), device=terms[new[0]].device))
+            self.totals |= dict(zip(new, self.sums[-1].unbind(), strict=True))
         for name, value in terms.items():
-            if name not in self.totals:
-                self.totals[name] = torch.zeros((), device=value.device)
             self.totals[name].add_(value.detach())
 
     def means(self, steps: int) -> dict[str, Tensor]:
         """The mean of each loss term over the steps."""
-        values = torch._foreach_div([*self.totals.values()], max(steps, 1)) if self.totals else ()
+        values = [value for piece in self.sums for value in (piece / max(steps, 1)).unbind()]
         return dict(zip(self.totals, values, strict=True))
 
     def apply(self, gradients: Gradients) -> None:
