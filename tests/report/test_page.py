@@ -192,7 +192,9 @@ def test_the_summary_chooses_the_headline_and_names_models_and_failures(folder):
 
 def test_models_failures_and_a_contract_in_words(folder):
     (folder / "environment.json").write_text(json.dumps({"models": {"0": "resnet-18", "1": "cnn"}}))
-    (folder / "summary.json").write_text(json.dumps({"failures": {"1": 3}}))
+    reasons = {"1": "client 1: step train: out of memory"}
+    failed = {"failures": {"1": 3, "2": 1}, "failure_reasons": reasons}
+    (folder / "summary.json").write_text(json.dumps(failed))
     contract = {
         "client": {"id": "0", "model": "resnet-18"},
         "card": [{"name": "samples", "meaning": "how many"}],
@@ -201,7 +203,8 @@ def test_models_failures_and_a_contract_in_words(folder):
     text = " ".join(check(page.write_report(folder)).text)
     for part in (
         "resnet-18",
-        "client 1: 3 times",
+        "client 1: 3 times, the last time: step train: out of memory",
+        "client 2: once",
         "Sizes are those of client 0 (resnet-18).",
         "samples how many",
     ):

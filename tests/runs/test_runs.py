@@ -144,6 +144,7 @@ def test_a_client_whose_loss_explodes_is_left_out(tmp_path: Path) -> None:
     )
     ended = run(hot, out=tmp_path / "run", watcher=listener)
     assert ended.summary["failures"] == {"1": 4}
+    assert "not finite" in ended.summary["failure_reasons"]["1"]
     assert "round 1 goes on without client 1" in listener.notices[0]
     assert "not finite" in listener.notices[0]
     assert "training.optimizer.lr" in listener.notices[0]

@@ -184,7 +184,7 @@ def _subtitle(run: _Run) -> str:
         counted(clients, "client") if isinstance(clients, int) and clients else "",
         f"{kind} split" if kind else "",
         counted(run.summary["rounds"], "round") if run.summary.get("rounds") else "",
-        f"seed {seed}" if isinstance(seed, int) else "",
+        f"seed\N{NO-BREAK SPACE}{seed}" if isinstance(seed, int) else "",
         str(run.contract.get("citation") or ""),
     ]
     return " · ".join(part for part in parts if part)
@@ -214,9 +214,22 @@ def _cards(run: _Run) -> list[tuple[str, str, str]]:
 def _failures(run: _Run) -> list[str]:
     """The clients that failed, as client → number of times, or whatever else the summary says of failures."""
     failures = run.summary.get("failures") or []
-    if isinstance(failures, Mapping):
-        failures = [f"client {client}: {in_words(value)} times" for client, value in failures.items()]
-    return [in_words(line) for line in (failures if isinstance(failures, list) else [failures])]
+    if not isinstance(failures, Mapping):
+        return [in_words(line) for line in (failures if isinstance(failures, list) else [failures])]
+    reasons = run.summary.get("failure_reasons") or {}
+    return [
+        f"client {client}: {_times(value)}{_last_reason(client, reasons.get(client))}"
+        for client, value in failures.items()
+    ]
+
+
+def _times(value: Any) -> str:
+    return "once" if value == 1 else f"{in_words(value)} times"
+
+
+def _last_reason(client: str, reason: Any) -> str:
+    """Why a client failed the last time; it need not be named once more."""
+    return f", the last time: {in_words(reason).removeprefix(f'client {client}: ')}" if reason else ""
 
 
 def _remarks(run: _Run) -> list[str]:

@@ -6,10 +6,11 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from potluck.core.card import ClientId
 from potluck.core.packed import State
+from potluck.core.plain_values import printable
 from potluck.core.state import Outline
 from potluck.engine.multi_gpu import MultiGpuStore
 from potluck.engine.rounds import Rounds
@@ -17,6 +18,8 @@ from potluck.engine.store.checkpoints import Checkpoint
 from potluck.engine.store.client_store import ClientStore
 from potluck.engine.store.state_files import shapes
 from potluck.signals import held_back
+
+T = TypeVar("T")
 
 
 class RunState:
@@ -26,6 +29,7 @@ class RunState:
         self.rounds, self.server, self.store = rounds, rounds.server, store
         self.round = 0  # the last round that is in the logs
         self.failures: dict[ClientId, int] = {}  # in how many rounds a client dropped out
+        self.reasons: dict[ClientId, str] = {}  # why it did so the last time
 
     @contextlib.contextmanager
     def transaction(self, round_: int, cohort: Sequence[ClientId]) -> Iterator[Callable[[], None]]:
@@ -34,7 +38,8 @@ class RunState:
         Gives a function that takes back one attempt at the round, so that another can follow.
         """
         before, undo_clients = self.server.snapshot(), self.store.mark(cohort)
-        accepted, failures = _entries(self.rounds.accepted, cohort), _entries(self.failures, cohort)
+        accepted = _entries(self.rounds.accepted, cohort)
+        failures, reasons = _entries(self.failures, cohort), _entries(self.reasons, cohort)
 
         def undo_attempt() -> None:
             self.server.restore(before)
@@ -49,16 +54,22 @@ class RunState:
                     undo_clients()  # the round may have been settled before it was stopped
                     _put_back(self.rounds.accepted, accepted)
                     _put_back(self.failures, failures)
+                    _put_back(self.reasons, reasons)
             raise
 
-    def count_failures(self, clients: Iterable[ClientId]) -> None:
-        """Remember who dropped out of a round."""
-        for client in clients:
+    def count_failures(self, reasons: Mapping[ClientId, str]) -> None:
+        """Remember who dropped out of a round, and why."""
+        for client, reason in reasons.items():
             self.failures[client] = self.failures.get(client, 0) + 1
+            self.reasons[client] = printable(reason)
 
     def saved(self) -> tuple[State, Mapping[ClientId, Future[Path]], dict[str, Any]]:
         """The server's state, the files of the clients' states, and notes, for a checkpoint."""
-        notes = {"accepted": dict(self.rounds.accepted), "failures": dict(self.failures)}
+        notes = {
+            "accepted": dict(self.rounds.accepted),
+            "failures": dict(self.failures),
+            "reasons": dict(self.reasons),
+        }
         return self.server.snapshot(), self.store.save(), notes
 
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -69,6 +80,7 @@ class RunState:
         for client, path in checkpoint.clients.items():
             self.store.put(client, path)
         self.round, self.failures = checkpoint.round, dict(checkpoint.notes["failures"])
+        self.reasons = {client: str(reason) for client, reason in checkpoint.notes.get("reasons", {}).items()}
         self.rounds.accepted = dict(checkpoint.notes["accepted"])
 
     def _check(self, checkpoint: Checkpoint) -> None:
@@ -85,12 +97,12 @@ class RunState:
                 raise ValueError(f"client {client}'s {misfit}")
 
 
-def _entries(values: Mapping[ClientId, int], clients: Iterable[ClientId]) -> dict[ClientId, int | None]:
+def _entries(values: Mapping[ClientId, T], clients: Iterable[ClientId]) -> dict[ClientId, T | None]:
     """The entries of some clients, None where there is none: a round changes no others."""
     return {client: values.get(client) for client in clients}
 
 
-def _put_back(values: dict[ClientId, int], entries: Mapping[ClientId, int | None]) -> None:
+def _put_back(values: dict[ClientId, T], entries: Mapping[ClientId, T | None]) -> None:
     """Let some clients have the entries they had."""
     for client, value in entries.items():
         if value is None:

@@ -345,6 +345,7 @@ def conclude(
         "messages": messages_block(folder / LEDGER),
         "seconds_per_round": seconds_per_round(folder / TIMING),
         "failures": state.failures,
+        "failure_reasons": state.reasons,
         "split": federation.split.hash,
         "advice": list(advice),
         "stopped": stopped,
