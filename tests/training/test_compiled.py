@@ -39,11 +39,11 @@ class WithDropout(Model):
         return made
 
 
-def federation(method: Any, models: Any) -> Federation:
+def federation(method: Any, models: Any, side: int = 8) -> Federation:
     draw = Rng(0, ("compiled",)).numpy()
     y = draw.integers(0, 4, 60)
     data = from_arrays(
-        (draw.normal(size=(60, 1, 8, 8)) + y[:, None, None, None]).astype("float32"), y, classes=4
+        (draw.normal(size=(60, 1, side, side)) + y[:, None, None, None]).astype("float32"), y, classes=4
     )
     return Experiment.make(
         data=data,
@@ -132,3 +132,11 @@ def test_auto_compiles_for_many_rounds_and_yaml_reads_on_as_true() -> None:
     assert EngineSettings(compile=False).for_rounds(10**6).compile == "off"  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="compile"):
         EngineSettings(compile="fast")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("precision", "entries"), [("float32", 0), ("bfloat16", len(ENTRIES))])
+def test_kernels_of_our_own_are_not_compiled_away(precision: Any, entries: int) -> None:
+    made = federation("local", ["cnn5"], side=16)
+    client = made.clients.build_client(made.population.ids[0])
+    client.precision = precision
+    assert len(CompiledModels(client, backend="eager")._entries) == entries

@@ -25,6 +25,9 @@ class Model(nn.Module):
     inputs of a linear layer on flattened images have as many entries for each channel as there are pixels, the
     outputs that give queries, keys and values of 12 heads are 36 groups of channels. None: nothing is said about
     it.
+
+    `own_kernels` says that its layers have kernels of ours on a GPU, in float32 and tf32: they are faster than
+    compiled code.
     """
 
     rep_dim: int
@@ -32,6 +35,7 @@ class Model(nn.Module):
     has_stem: bool = False
     adapter: str | None = None
     channel_blocks: Blocks | None = None
+    own_kernels: bool = False
 
     def stem(self, x: Tensor) -> Tensor:
         """The first layers, whose output has the same shape in every model of a family."""

@@ -2,7 +2,8 @@
 
 What is compiled is how methods call a model: `model(x)`, `model.features(x)`, `model.stem(x)` and `model.body(s)`.
 torch keeps the code by architecture, batch size and mode, so all clients of an architecture share it. The numbers
-are those of the plain model within rounding: dropout draws the same numbers, sums are taken in another order.
+are those of the plain model within rounding: dropout draws the same numbers, sums are taken in another order. A
+model with kernels of our own is left as it is where these are used.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class CompiledModels:
         self._entries = [
             (module, name, torch.compile(getattr(module, name), dynamic=False, backend=backend))
             for module in holder.modules().values()
-            if isinstance(module, Model)
+            if isinstance(module, Model) and not (module.own_kernels and holder.precision != "bfloat16")
             for name in ENTRIES
             if name not in vars(module)
         ]

@@ -26,6 +26,7 @@ class CNN(Model):
     """Two 5×5 convolutions without padding, each with ReLU and 2×2 max-pooling, then fc1, fc2, the head."""
 
     has_stem = True
+    own_kernels = True
 
     def __init__(self, task: Task, channels: int, hidden: int, rep_dim: int, first: int = 16) -> None:
         super().__init__()
@@ -48,6 +49,8 @@ class CNN(Model):
 
 class FedAvgCNN(Backbone):
     """The same convolutions with 32 and 64 channels, then fc1 to 512."""
+
+    own_kernels = True
 
     def __init__(
         self, task: Task, rep_dim: int | None = None, adapter: str = "linear", scale: float = 1.0
