@@ -22,6 +22,7 @@ from helpers import StopAfter
 from potluck import Experiment
 from potluck.core.card import ClientId
 from potluck.core.message import Message
+from potluck.data import from_arrays
 from potluck.engine.factory import check_engine
 from potluck.engine.protocol import Request, Stamp
 from potluck.engine.serial import SerialEngine
@@ -429,6 +430,47 @@ def test_unlike_machines_are_refused_by_name() -> None:
     ]
 
 
+class OpeningHomes(FewHomes):
+    """Two homes on each of two machines; they are ready as soon as they are asked, the one asked last first."""
+
+    def __init__(self, refusing: str) -> None:
+        super().__init__()
+        self.refusing, self.asked = refusing, list[str]()
+
+    def _spots_with_room(self) -> list[Spot]:
+        return [Spot(node, 1, 0, 0.5) for node in ("north", "south") for _ in range(2)]
+
+    def _make(self, spot: Spot, anywhere: bool = False) -> Home:
+        return Home(None, spot, spot.node, machine=spot.node)
+
+    def _greeted(self, homes: Sequence[Home]) -> list[Home]:
+        return [*homes]
+
+    def _open(self, home: Home) -> Any:
+        self.asked.append(home.node)
+        return len(self.asked)
+
+    def _opened(self, home: Home) -> Mapping[str, Any]:
+        if home.node == self.refusing:
+            return {"refused": "its data are not those of the driver"}
+        return {"fingerprint": {"potluck": __version__}, "used": 0.0}
+
+
+def test_one_home_of_each_machine_finds_out_whether_the_data_are_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before any other home is opened; and the machine that refuses is heard first."""
+    monkeypatch.setattr(ray_homes.ray, "wait", lambda refs, num_returns, timeout: ([max(refs)], []))
+    homes = OpeningHomes(refusing="south")
+    with pytest.raises(ConfigError, match=r"^engine.name: south: its data are not those of the driver"):
+        homes._start()
+    assert homes.asked == ["north", "south"]
+    homes = OpeningHomes(refusing="")
+    homes._start()
+    assert homes.asked == ["north", "south", "south", "north"]
+    assert [home.node for home in homes.alive] == ["north", "north", "south", "south"]
+
+
 def test_data_that_a_home_does_not_have(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     values: dict[str, Any] = {
         "partition": {"kind": "iid", "clients": 2},
@@ -446,6 +488,29 @@ def test_data_that_a_home_does_not_have(monkeypatch: pytest.MonkeyPatch, tmp_pat
             "there"
         },
     )
+
+
+def test_public_data_that_a_home_does_not_have() -> None:
+    """They are compared like all others: a method that distils on them would learn something else there."""
+
+    def recipe(shift: int) -> Any:
+        x = (torch.arange(200 * 64).reshape(200, 64) % (7 + shift)).float().numpy()
+        public = {"data": from_arrays(x, np.arange(200) % 10, name="public"), "samples": 100}
+        built = Experiment.make(
+            data=from_arrays(x[:, ::-1].copy(), np.arange(200) % 10, name="own"),
+            partition={"kind": "iid", "clients": 2},
+            models=["mlp-small"],
+            method="fedmd",
+            public=public,
+        ).build()
+        return built.clients.recipe()  # type: ignore[misc]
+
+    engine = EngineSettings(device="cpu", workers=1).model_dump()
+    one, other = recipe(0), recipe(1)
+    assert one.fingerprints != other.fingerprints
+    alike = dataclasses.replace(one, fingerprints=(one.fingerprints[0], *other.fingerprints[1:]))
+    assert "not those of the driver" in home_opened(lambda: alike, engine, 1.0)[1]["refused"]
+    assert home_opened(lambda: one, engine, 1.0)[0] is not None
 
 
 def test_what_cannot_be_sent_is_refused() -> None:
