@@ -189,7 +189,10 @@ def test_the_hub_is_asked_for_parquet_alone(tmp_path: Path, monkeypatch: pytest.
     write_images(tmp_path / "cropped_digits", 32, 3, {"train-00000-of-00001": 2, "test-00000-of-00001": 1})
     asked: list[Any] = []
 
-    def snapshot_download(repository: str, *, repo_type: str, allow_patterns: list[str]) -> str:
+    def snapshot_download(
+        repository: str, *, repo_type: str, allow_patterns: list[str], local_files_only: bool
+    ) -> str:
+        assert not local_files_only
         asked.append((repository, repo_type))
         assert "cropped_digits/train-*.parquet" in allow_patterns
         assert all(pattern.endswith(".parquet") for pattern in allow_patterns)

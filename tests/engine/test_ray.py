@@ -27,6 +27,7 @@ from potluck.engine.factory import check_engine
 from potluck.engine.protocol import Request, Stamp
 from potluck.engine.serial import SerialEngine
 from potluck.engine.settings import EngineSettings
+from potluck.engine.store.state_files import StateFiles, read
 from potluck.engine.transactions import Errand, opened
 from potluck.engine.wire import TensorFrame, errand_frame, read_done
 from potluck.engine.workers import WorkerFault
@@ -55,6 +56,7 @@ from potluck.engine.ray.home import HomeProcess, Letter  # noqa: E402
 from potluck.engine.ray.home import opened as home_opened  # noqa: E402
 from potluck.engine.ray.homes import LOSSES, Homes, _packed  # noqa: E402
 from potluck.engine.ray.job import use_for_every_driver  # noqa: E402
+from potluck.engine.ray.owed import Owed, Recall, Replay, is_due  # noqa: E402
 from potluck.engine.ray.parcel import _is_loose, pack, unpack  # noqa: E402
 from potluck.engine.ray.spots import Spot, choose_spots, fitting, home_settings  # noqa: E402
 
@@ -159,6 +161,90 @@ def test_a_killed_home_leaves_no_trace(engines: Engines) -> None:
     assert same(Bench("scaffold").play(SCHEDULE).states(), played.states())
 
 
+@pytest.fixture
+def owing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Homes send no state before somebody needs it."""
+    monkeypatch.setattr(RayEngine, "_behind", lambda engine, errand: -1e9)
+
+
+@pytest.mark.parametrize("method", ["fedproto", "fedmd"])
+@pytest.mark.usefixtures("owing")
+def test_states_stay_at_their_homes_until_somebody_needs_them(engines: Engines, method: str) -> None:
+    played = Bench(method, make_engine=engines).play(SCHEDULE)
+    engine = played.local
+    assert isinstance(engine, RayEngine)
+    stored = {client: engine.store.stored(client) for client in ALL}
+    assert all(isinstance(state, Owed) and state.arrived is None for state in stored.values())
+    assert same(Bench(method).play(SCHEDULE).states(), played.states())
+    assert not any(isinstance(engine.store.stored(client), Owed) for client in ALL)
+    assert not engine._owed
+    assert not engine._kept
+
+
+@pytest.mark.parametrize("replies", [(2,), (6,), (9,), (3, 5)])
+@pytest.mark.usefixtures("owing")
+def test_states_that_a_killed_home_had_are_made_again(engines: Engines, replies: tuple[int, ...]) -> None:
+    """In the first round, in a later one, and twice; rounds of two exchanges go on in their middle."""
+    engines.kill_after(*replies)
+    played = Bench("fedmd", make_engine=engines).play(SCHEDULE)
+    assert engines.lost >= 1  # the second may be struck when it is dead already
+    assert same(Bench("fedmd").play(SCHEDULE).states(), played.states())
+
+
+@pytest.mark.usefixtures("owing")
+def test_states_are_made_again_when_all_homes_are_lost_at_rest(engines: Engines) -> None:
+    played = Bench("scaffold", make_engine=engines).play(SCHEDULE)
+    engine = played.local
+    assert isinstance(engine, RayEngine)
+    for home in engine.homes.alive:
+        ray.kill(home.actor)
+    assert same(Bench("scaffold").play(SCHEDULE).states(), played.states())
+    assert engines.lost == 2
+
+
+@pytest.mark.usefixtures("owing")
+def test_a_checkpoint_has_the_states_that_were_elsewhere(engines: Engines, tmp_path: Path) -> None:
+    """And undone work leaves the state before it, which no home has any more."""
+    played = Bench("fedmd", make_engine=engines).play([ALL])
+    engine = played.local
+    assert isinstance(engine, RayEngine)
+    before = {client: engine.store.stored(client) for client in ALL}
+    undo = engine.store.mark(ALL)
+    played.round(ALL)
+    undo()
+    expected = Bench("fedmd").play([ALL]).states()
+    assert all(same({client: expected[client]}, {client: state}) for client, state in before.items())
+    engine.store._files = StateFiles(tmp_path)
+    saved = engine.store.save()
+    assert all(same({client: read(saved[client].result())}, {client: expected[client]}) for client in ALL)
+
+
+@pytest.mark.usefixtures("owing")
+def test_a_client_that_moves_takes_its_state_along(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each round every client is at the other home; nothing is trained again."""
+    turns, begun = itertools.count(), list[Any]()
+
+    def swapped(items: Sequence[Any], homes: Sequence[Any], *others: Any) -> dict[Any, list[Any]]:
+        if isinstance(items[0], Recall):
+            return shared_out(items, homes, *others)
+        turn = next(turns)
+        return {home: [*items][(place + turn) % 2 :: 2] for place, home in enumerate(homes)}
+
+    begin = Home.begin
+    monkeypatch.setattr(ray_engine, "shared_out", swapped)
+    monkeypatch.setattr(Home, "begin", lambda home, *asked: (begun.extend(asked[0]), begin(home, *asked)))
+    played = Bench("fedproto", make_engine=engines).play([ALL] * 3)
+    assert not any(isinstance(one, Replay) for one in begun)
+    assert len([one for one in begun if isinstance(one, Recall)]) == 2 * len(ALL)
+    assert same(Bench("fedproto").play([ALL] * 3).states(), played.states())
+
+
+def test_a_state_is_sent_when_it_would_cost_more_to_lose_it() -> None:
+    assert not is_due(seconds=0.01, nbytes=50_000_000)  # training a small client on a GPU
+    assert is_due(seconds=10.0, nbytes=50_000_000)
+    assert is_due(seconds=0.01, nbytes=40_000)
+
+
 def test_a_fault_ends_the_round_and_leaves_nothing_behind(engines: Engines) -> None:
     """A home that raises is ended, and requests that were not handed out are not done later."""
     engines.settings = EngineSettings(name="ray", workers=1)
@@ -204,7 +290,13 @@ class InProcess(SerialEngine):
         version = self.versions.get(client, 0)
         self.versions[client] = next(self.numbers)
         frame = errand_frame(errand)
-        note = {**frame.note, "version": version, "becomes": self.versions[client], "common": None}
+        note = {
+            **frame.note,
+            "version": version,
+            "becomes": self.versions[client],
+            "common": None,
+            "behind": None,
+        }
         groups = {name: group for name, group in frame.groups.items() if name != "state"}
         return TensorFrame(note, groups).pack()
 

@@ -145,10 +145,10 @@ def _download(location: Location, shelf: str | None) -> tuple[Files, Files]:
     patterns = [
         layout.format(split=split, config=location.config) for layout in _LAYOUTS for split in location.splits
     ]
-    offline = {} if _hub_answers(location.repository) else {"local_files_only": True}
+    silent = not _hub_answers(location.repository)
     try:
         root = huggingface_hub.snapshot_download(
-            location.repository, repo_type="dataset", allow_patterns=patterns, **offline
+            location.repository, repo_type="dataset", allow_patterns=patterns, local_files_only=silent
         )
     # The hub's client raises the errors of its HTTP library, which differs between versions.
     except Exception as error:

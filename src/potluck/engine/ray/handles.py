@@ -12,16 +12,14 @@ import numpy as np
 import ray
 from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
-from potluck.engine.protocol import Examination, Request
 from potluck.engine.ray.actor import cpu_seconds
 from potluck.engine.ray.alike import SAME
+from potluck.engine.ray.owed import AnyRequest
 from potluck.engine.ray.spots import Spot, at_machine
 from potluck.engine.wire import TensorFrame
 
 PATIENCE = 120.0  # seconds in which a machine must say how its home is doing
 AT_WORK = 0.02  # share of a core that a process uses at least while it works; one that waits uses far less
-
-AnyRequest = Request | Examination
 
 
 class Lost(Exception):

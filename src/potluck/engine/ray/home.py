@@ -1,8 +1,8 @@
 """A home: a process that plays clients for a driver on another machine.
 
-The driver's store is the truth. A home keeps the states its clients ended with, each under a version that the
-driver gave it, so that a state travels only if the driver has another one. It may forget any of them: the driver
-sends what is missing again.
+A home keeps the states its clients ended with, each under a version that the driver gave it, so that a state
+travels only if the driver has another one. It sends a new state along with its answer, or owes it
+(`potluck.engine.ray.owed`). It may forget any state: the driver has what is missing, or what led to it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from potluck.core.state import Report
 from potluck.engine.numerics import precision, threads
 from potluck.engine.protocol import Answer, Examination, Failure, Outcome, Request
 from potluck.engine.ray.alike import fingerprint
+from potluck.engine.ray.owed import is_due
 from potluck.engine.settings import EngineSettings
 from potluck.engine.store.budget import Budget
 from potluck.engine.store.client_store import ClientStore
+from potluck.engine.store.transfers import size
 from potluck.engine.this_machine import local_engine
 from potluck.engine.transactions import Done, Work
 from potluck.engine.wire import TensorFrame, done_frame, read_errand, reply_note
@@ -36,6 +38,7 @@ from potluck.errors import PotluckError
 from potluck.federation.builder import ClientBuilder, Recipe
 
 CACHE = 0.5  # of what a budget gives the states of a machine: driver and homes may share one
+DEBT = 0.5  # of the states in memory: as many may be owed to the driver
 INITIAL = 0  # the version of a client that was never asked: its state is built from the seed
 
 
@@ -54,36 +57,41 @@ def opened(
 
 @dataclass(frozen=True)
 class Letter:
-    """An errand as a home reads it: the state it starts from by version, and the version it will end with."""
+    """An errand as a home reads it: the state it starts from by version, and the version it will end with.
 
-    request: Request | Examination
+    Without a request, the state itself is asked for. `behind` are the seconds of training that led to a state which
+    is owed; None: the new state must be sent.
+    """
+
+    client: ClientId
+    request: Request | Examination | None
     state: State | None
     counters: dict[str, int]
     first: bool
     version: int
     becomes: int
+    behind: float | None
 
     @classmethod
     def read(cls, arrays: Sequence[np.ndarray], commons: Sequence[Message], device: torch.device) -> Letter:
         """Read a letter, the downlink onto the home's device; one that many clients get lies in `commons`."""
         frame = TensorFrame.unpack(arrays)
         note = frame.note
+        if "recall" in note:
+            return cls(note["recall"], None, None, {}, True, note["version"], note["version"], None)
         errand = read_errand(frame)
         request, common = errand.request, note["common"]
         down = request.down if common is None else commons[common]
         return cls(
+            request.client,
             request if down is None else replace(request, down=down.to(device)),
             errand.state,
             dict(errand.counters),
             errand.first,
             note["version"],
             note["becomes"],
+            note["behind"],
         )
-
-    @property
-    def client(self) -> ClientId:
-        """Whom the errand is for."""
-        return self.request.client
 
 
 class HomeProcess:
@@ -101,6 +109,7 @@ class HomeProcess:
         self.device = clients.device
         self.at_once = self.device.type == "cuda"  # a GPU plays all clients of a call side by side
         self.versions: OrderedDict[ClientId, int] = OrderedDict()  # least recently used first
+        self.owed: dict[ClientId, int] = {}  # bytes of the states that the driver does not have
 
     def serve(
         self, letters: Sequence[Sequence[np.ndarray]], commons: Sequence[Sequence[np.ndarray]]
@@ -117,8 +126,10 @@ class HomeProcess:
         started = time.perf_counter()
         known = [letter for letter in letters if self._seat(letter)]
         try:
-            outcomes = dict(zip([one.client for one in known], self._outcomes(known), strict=True))
-            replies = [self._reply(one, outcomes.get(one.client)) for one in letters]
+            asked = [letter for letter in known if letter.request is not None]
+            outcomes = dict(zip([one.client for one in asked], self._outcomes(asked), strict=True))
+            worked = (time.perf_counter() - started) / len(letters)
+            replies = [self._reply(one, outcomes.get(one.client), worked) for one in letters]
         except BaseException as error:
             return [trouble_frame(error)] * len(letters)
         self._trim()
@@ -130,6 +141,7 @@ class HomeProcess:
         """Let the client's record be as the driver's; False if its state is not here."""
         client = letter.client
         if letter.state is not None:
+            self.owed.pop(client, None)
             self.store.put(client, letter.state)
         elif letter.version == INITIAL:
             self._forget(client)
@@ -151,12 +163,14 @@ class HomeProcess:
 
     def _outcomes(self, letters: Sequence[Letter]) -> list[Outcome]:
         requests = [one.request for one in letters if isinstance(one.request, Request)]
-        if requests:
-            return self.engine.run(requests)
+        if requests or not letters:
+            return self.engine.run(requests) if requests else []
         return self.engine.examine([one.request for one in letters if isinstance(one.request, Examination)])
 
-    def _reply(self, letter: Letter, outcome: Outcome | None) -> TensorFrame:
-        """What goes back: an answer with the new state, a failure, or that the state is missing here."""
+    def _reply(self, letter: Letter, outcome: Outcome | None, seconds: float) -> TensorFrame:
+        """What goes back: an answer and perhaps the new state, a failure, a state, or that the state is missing."""
+        if letter.request is None and self.versions.get(letter.client) == letter.version:
+            return self._recalled(letter.client)
         if outcome is None:
             return TensorFrame({"missing": True})
         if isinstance(outcome, Failure):
@@ -164,25 +178,44 @@ class HomeProcess:
             return TensorFrame({"failure": reply_note(outcome)["reason"]})
         if isinstance(letter.request, Examination):
             return done_frame(on_host(Done(outcome)))
-        record = self.store.record(letter.client)
-        work = record.work
+        return self._answered(letter, outcome, seconds)
+
+    def _recalled(self, client: ClientId) -> TensorFrame:
+        """A state that the driver wants now."""
+        self.owed.pop(client, None)
+        state = self.store.fetch(client)
+        assert state is not None, "what has a version is stored"
+        return TensorFrame({}, {"state": _state_on_host(state)})
+
+    def _answered(self, letter: Letter, answer: Answer, seconds: float) -> TensorFrame:
+        """An answer, with the new state unless that may wait."""
+        client, record = letter.client, self.store.record(letter.client)
+        work, state = record.work, record.worked()
         assert work is not None, "who answered has worked"
-        frame = done_frame(on_host(Done(outcome, record.worked(), work.counters)))
-        self.store.settle(letter.client, work.round)
-        self.versions[letter.client] = letter.becomes
-        return replace(frame, note={**frame.note, "version": letter.becomes})
+        nbytes = size(state)
+        self.owed.pop(client, None)
+        waits = letter.behind is not None and not is_due(letter.behind + seconds, nbytes)
+        if waits and sum(self.owed.values()) + nbytes <= DEBT * self.limit:
+            self.owed[client] = nbytes
+        frame = done_frame(on_host(Done(answer, None if client in self.owed else state, work.counters)))
+        about = {"version": letter.becomes, "owed": self.owed.get(client)}
+        self.store.settle(client, work.round)
+        self.versions[client] = letter.becomes
+        return replace(frame, note={**frame.note, **about})
 
     def _told(self) -> list[str]:
         told, self.notices[:] = [*self.notices], []
         return told
 
     def _trim(self) -> None:
-        """Forget the states used least recently; what was used last stays."""
+        """Forget the states used least recently, those that are owed at the end; what was used last stays."""
         while self.store.host.used > self.limit and len(self.versions) > 1:
-            self._forget(next(iter(self.versions)))
+            others = [*self.versions][:-1]
+            self._forget(next((client for client in others if client not in self.owed), others[0]))
 
     def _forget(self, client: ClientId) -> None:
         self.versions.pop(client, None)
+        self.owed.pop(client, None)
         self.store.replace(client, None)
 
 

@@ -13,7 +13,8 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from potluck.engine.ray.actor import HomeActor
 from potluck.engine.ray.alike import Machines
 from potluck.engine.ray.cluster import Cluster
-from potluck.engine.ray.handles import AnyRequest, Home, Lost, in_short, why_none
+from potluck.engine.ray.handles import Home, Lost, in_short, why_none
+from potluck.engine.ray.owed import AnyRequest
 from potluck.engine.ray.parcel import Parcel, pack
 from potluck.engine.ray.room import START, machines, spots_with_room
 from potluck.engine.ray.spots import Spot, choose_spots, home_settings
