@@ -52,7 +52,7 @@ from potluck.engine.ray.cluster import Cluster, Node  # noqa: E402
 from potluck.engine.ray.door import check_door  # noqa: E402
 from potluck.engine.ray.engine import RayEngine  # noqa: E402
 from potluck.engine.ray.handles import Call, Home  # noqa: E402
-from potluck.engine.ray.home import HomeProcess, Letter  # noqa: E402
+from potluck.engine.ray.home import BUNDLE, HomeProcess, Letter, _bundles  # noqa: E402
 from potluck.engine.ray.home import opened as home_opened  # noqa: E402
 from potluck.engine.ray.homes import LOSSES, Homes, _packed  # noqa: E402
 from potluck.engine.ray.job import use_for_every_driver  # noqa: E402
@@ -280,7 +280,7 @@ class InProcess(SerialEngine):
         errands = [opened(self.store, request) for request in requests]
         assert all(isinstance(one, Errand) for one in errands)
         replies = self.home.serve([self.letter(one) for one in errands if isinstance(one, Errand)], ())
-        found = [read_done(TensorFrame.unpack(reply)) for reply in replies]
+        found = [read_done(TensorFrame.unpack(reply)) for bundle in replies for reply in bundle]
         for request, done in zip(requests, found, strict=True):
             self.store.record(request.client).store(request, done)
         return [done.answer for done in found]
@@ -322,6 +322,13 @@ def test_a_home_puts_downlinks_on_its_device(common: int | None, monkeypatch: py
     assert [str(one.request.down["classes"].device) for one in heard] == ["meta"]  # type: ignore[index]
 
 
+def test_small_replies_travel_together() -> None:
+    small, large = [np.zeros(10, np.uint8)], [np.zeros(BUNDLE, np.uint8)]
+    bundles = [*_bundles([small, small, large, small, large, large, small])]
+    assert [len(bundle) for bundle in bundles] == [3, 2, 1, 1]
+    assert [reply[0].nbytes for bundle in bundles for reply in bundle][2] == BUNDLE
+
+
 def test_a_home_says_what_it_does_not_have() -> None:
     played = Bench("local", make_engine=InProcess).play([ALL])
     engine = played.local
@@ -333,7 +340,8 @@ def test_a_home_says_what_it_does_not_have() -> None:
         engine.letter(Errand(request, None, first=True))
         for request in [SimpleRequest.of(played, client) for client in ("0", "3")]
     ]
-    missing, found = (TensorFrame.unpack(reply).note for reply in engine.home.serve(letters, ()))
+    bundles = [*engine.home.serve(letters, ())]
+    missing, found = (TensorFrame.unpack(reply).note for bundle in bundles for reply in bundle)
     assert missing["missing"]
     assert found["reply"]["client"] == "3"
 

@@ -56,8 +56,8 @@ class HomeActor:
 
     def serve(
         self, letters: Sequence[Sequence[np.ndarray]], *commons: Sequence[np.ndarray]
-    ) -> Iterator[list[np.ndarray]]:
-        """Do errands, each reply as soon as it is there."""
+    ) -> Iterator[list[list[np.ndarray]]]:
+        """Do errands, the replies as soon as they are there."""
         assert self.home is not None, "a home is opened before it is asked"
         yield from self.home.serve(letters, commons)
 

@@ -64,25 +64,26 @@ class Home:
         self.call = Call(replies, deque(requests), time.monotonic())
         self.sent += sum(array.nbytes for letter in letters for array in letter)
 
-    def next_reply(self) -> tuple[AnyRequest, TensorFrame]:
-        """The reply that has just come."""
+    def next_replies(self) -> list[tuple[AnyRequest, TensorFrame]]:
+        """The replies that have just come."""
         assert self.call is not None
         try:
-            arrays = ray.get(next(self.call.replies))
+            bundle = ray.get(next(self.call.replies))
         except StopIteration:
             raise Lost("its process ended in the middle of a call") from None
         except RayTaskError:
             raise
         except RayError as error:
             raise Lost(in_short(error)) from error
-        request, self.call.since = self.call.waiting.popleft(), time.monotonic()
+        self.call.since = time.monotonic()
+        requests = [self.call.waiting.popleft() for _ in bundle]
         if not self.call.waiting:
             self.call = None
-        self.answers += 1
-        self.received += sum(array.nbytes for array in arrays)
-        frame = TensorFrame.unpack(arrays)
-        self.used = frame.note.get("used", self.used)
-        return request, frame
+        self.answers += len(bundle)
+        self.received += sum(array.nbytes for arrays in bundle for array in arrays)
+        frames = [TensorFrame.unpack(arrays) for arrays in bundle]
+        self.used = frames[-1].note.get("used", self.used)
+        return [*zip(requests, frames, strict=True)]
 
     def is_hung(self, deadline: float) -> bool:
         """Whether a home is overdue, and has not worked meanwhile: a slow machine has time."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -39,6 +39,7 @@ from potluck.federation.builder import ClientBuilder, Recipe
 
 CACHE = 0.5  # of what a budget gives the states of a machine: driver and homes may share one
 DEBT = 0.5  # of the states in memory: as many may be owed to the driver
+BUNDLE = 4 << 20  # bytes of replies that are sent together
 INITIAL = 0  # the version of a client that was never asked: its state is built from the seed
 
 
@@ -113,13 +114,13 @@ class HomeProcess:
 
     def serve(
         self, letters: Sequence[Sequence[np.ndarray]], commons: Sequence[Sequence[np.ndarray]]
-    ) -> Iterator[list[np.ndarray]]:
-        """The replies to letters, in their order; on a CPU each as soon as it is there."""
+    ) -> Iterator[list[list[np.ndarray]]]:
+        """The replies to letters, in their order and in bundles; on a CPU each as soon as it is there."""
         downs = [Message(TensorFrame.unpack(one).groups["down"]).to(self.device) for one in commons]
         calls = [letters] if self.at_once else [[one] for one in letters]
         for call in calls:
-            for reply in self._replies([Letter.read(one, downs, self.device) for one in call]):
-                yield reply.pack()
+            replies = self._replies([Letter.read(one, downs, self.device) for one in call])
+            yield from _bundles([reply.pack() for reply in replies])
 
     def _replies(self, letters: Sequence[Letter]) -> list[TensorFrame]:
         """Do all errands whose state is here; a fault in one is the reply to all."""
@@ -217,6 +218,19 @@ class HomeProcess:
         self.versions.pop(client, None)
         self.owed.pop(client, None)
         self.store.replace(client, None)
+
+
+def _bundles(replies: Iterable[list[np.ndarray]]) -> Iterator[list[list[np.ndarray]]]:
+    """Replies that are sent together: small ones take longer on their way than they would take to read."""
+    bundle, room = list[list[np.ndarray]](), BUNDLE
+    for reply in replies:
+        bundle.append(reply)
+        room -= sum(array.nbytes for array in reply)
+        if room <= 0:
+            yield bundle
+            bundle, room = [], BUNDLE
+    if bundle:
+        yield bundle
 
 
 def on_host(done: Done) -> Done:

@@ -238,11 +238,11 @@ class Homes:
         ready = ray.wait(list(busy), num_returns=1, timeout=TICK, fetch_local=False)[0] if busy else []
         for home in map(busy.__getitem__, ready):
             try:
-                reply = home.next_reply()
+                found: Sequence[tuple[AnyRequest, TensorFrame] | Lost] = home.next_replies()
                 self.losses = 0
-                yield home, reply
             except Lost as loss:
-                yield home, loss
+                found = [loss]
+            yield from ((home, one) for one in found)
         for home in [*busy.values()]:
             if home.call is not None and home.is_hung(self.settings.deadline):
                 yield (
