@@ -21,7 +21,8 @@ import torch
 from helpers import StopAfter
 from potluck import Experiment
 from potluck.core.card import ClientId
-from potluck.core.message import Message
+from potluck.core.message import Content, Message
+from potluck.core.server import Server
 from potluck.data import from_arrays
 from potluck.engine.factory import check_engine
 from potluck.engine.protocol import Request, Stamp
@@ -32,6 +33,7 @@ from potluck.engine.transactions import Errand, opened
 from potluck.engine.wire import TensorFrame, errand_frame, read_done
 from potluck.engine.workers import WorkerFault
 from potluck.errors import ConfigError, RunError
+from potluck.methods.scaffold import Scaffold
 from potluck.runs.api import resume, run
 from potluck.runs.loop import Interrupted
 from potluck.testing.bench import ALL, Bench
@@ -202,6 +204,30 @@ def test_states_are_made_again_when_all_homes_are_lost_at_rest(engines: Engines)
     assert engines.lost == 2
 
 
+class Reusing(Scaffold):
+    """Sends all that it sends in the same memory, round after round."""
+
+    name = "reusing"
+
+    def downlink(self, server: Server, client: ClientId) -> Content:
+        sent = Message(super().downlink(server, client))
+        memory = self.__dict__.setdefault("memory", {})
+        own = memory.setdefault(sent.signature, {name: value.clone() for name, value in sent.items()})
+        return {name: own[name].copy_(value) for name, value in sent.items()}
+
+
+@pytest.mark.usefixtures("owing")
+def test_downlinks_are_kept_as_they_were_sent(engines: Engines) -> None:
+    played = Bench(Reusing, make_engine=engines).play([ALL] * 2)
+    engine = played.local
+    assert isinstance(engine, RayEngine)
+    kept = [state.errand.request.down for state in engine._owed.values() if state.errand is not None]
+    assert len({id(down) for down in kept}) == len({engine.clients.kind(client) for client in ALL})
+    for home in engine.homes.alive:
+        ray.kill(home.actor)
+    assert same(Bench(Reusing).play([ALL] * 2).states(), played.states())
+
+
 @pytest.mark.usefixtures("owing")
 def test_a_checkpoint_has_the_states_that_were_elsewhere(engines: Engines, tmp_path: Path) -> None:
     """And undone work leaves the state before it, which no home has any more."""
@@ -245,20 +271,23 @@ def test_a_state_is_sent_when_it_would_cost_more_to_lose_it() -> None:
     assert is_due(seconds=0.01, nbytes=40_000)
 
 
-def test_a_fault_ends_the_round_and_leaves_nothing_behind(engines: Engines) -> None:
+@pytest.mark.parametrize("behind", [None, -1e9], ids=["sent", "owed"])
+def test_a_fault_ends_the_round_and_leaves_nothing_behind(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch, behind: float | None
+) -> None:
     """A home that raises is ended, and requests that were not handed out are not done later."""
+    monkeypatch.setattr(RayEngine, "_behind", lambda engine, errand: behind)
     engines.settings = EngineSettings(name="ray", workers=1)
     played = Bench("local", make_engine=engines).play([ALL])
     engine = played.local
     assert isinstance(engine, RayEngine)
-    before = played.states()
     request = SimpleRequest.of(played, "0")
     broken = dataclasses.replace(request, steps=("nonsense",))
     with pytest.raises(WorkerFault, match="nonsense"):
         engine.run([broken, *(SimpleRequest.of(played, client) for client in ("1", "2", "3"))])
     assert not any(home.share for home in engine.homes.alive)
     engine.settle(2, ALL, ())
-    assert same(before, played.states())
+    assert same(Bench("local").play([ALL]).states(), played.states())
 
 
 # --- a home, without a cluster --------------------------------------------------------------------------
@@ -549,6 +578,9 @@ class OpeningHomes(FewHomes):
     def _open(self, home: Home) -> Any:
         self.asked.append(home.node)
         return len(self.asked)
+
+    def _warm(self, homes: Sequence[Home]) -> None:
+        assert [home.node for home in homes] == ["north", "south"]
 
     def _opened(self, home: Home) -> Mapping[str, Any]:
         if home.node == self.refusing:

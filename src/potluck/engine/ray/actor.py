@@ -34,6 +34,10 @@ class HomeActor:
 
         return platform.node(), os.getpid(), ray.get_runtime_context().get_node_id(), __version__
 
+    def warm(self) -> None:
+        """Load the code that `open` needs."""
+        import potluck.engine.ray.home  # noqa: F401
+
     def introduce(self, device: str, threads: int) -> tuple[str, dict[str, str]]:
         """The name of this machine, and what numbers depend on here."""
         import torch

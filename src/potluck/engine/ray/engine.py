@@ -54,6 +54,24 @@ class Version:
     state: Callable[[], State | None]
 
 
+@dataclass(frozen=True)
+class AtWork:
+    """What a client is doing, and where its downlink lies among those that many get."""
+
+    errand: Errand
+    commons: Commons
+    common: int | None
+
+    def lasting(self) -> Errand:
+        """The errand, to be done again some day."""
+        request = self.errand.request
+        if request.down is None:
+            return self.errand
+        return replace(
+            self.errand, request=replace(request, down=self.commons.lasting(request.down, self.common))
+        )
+
+
 class RayEngine(StoringEngine):
     """Gives every request to a home, preferably to the one that has the client's state."""
 
@@ -75,7 +93,7 @@ class RayEngine(StoringEngine):
         self._places: dict[ClientId, tuple[Home, int]] = {}  # who has which version
         self._owed: dict[ClientId, Owed] = {}  # the newest state of a client, while it is at a home alone
         self._kept = 0  # bytes of what led to them
-        self._at_work: dict[ClientId, Errand] = {}
+        self._at_work: dict[ClientId, AtWork] = {}
         self._lineage = 0 if settings.mixed else int(LINEAGE * self.store.host.limit)  # bytes
         self._expected, self._strikes = Seconds(), dict[ClientId, int]()
         self.store.bring = self._bring
@@ -218,18 +236,18 @@ class RayEngine(StoringEngine):
             note = {"recall": request.client, "version": request.state.version}
             return TensorFrame(note).pack(), request.state.nbytes
         else:
-            self._at_work[request.client] = errand
-            letter = self._letter(home, errand, commons, next(self._numbers), self._behind(errand))
+            common = commons.place(self.clients.kind(request.client), errand.request.down)
+            self._at_work[request.client] = AtWork(errand, commons, common)
+            letter = self._letter(home, errand, common, next(self._numbers), self._behind(errand))
         return letter, sum(array.nbytes for array in letter)
 
     def _letter(
-        self, home: Home, errand: Errand, commons: Commons | None, becomes: int, behind: float | None
+        self, home: Home, errand: Errand, common: int | None, becomes: int, behind: float | None
     ) -> list[np.ndarray]:
         """An errand as a home reads it, without what the home has already."""
         client, state = errand.request.client, errand.state
         state = state.arrived or state if isinstance(state, Owed) else state
         version = self._version(client, state)
-        common = commons and commons.place(self.clients.kind(client), errand.request.down)
         known = {"state"} if self._places.get(client) == (home, version) else set()
         known |= set() if common is None else {"down"}
         self._places[client] = home, version
@@ -302,7 +320,7 @@ class RayEngine(StoringEngine):
     def _taken(self, home: Home, request: AnyRequest, frame: TensorFrame) -> Outcome:
         """Store what a home has done."""
         self._strikes.pop(request.client, None)
-        errand = self._at_work.pop(request.client, None)
+        at_work = self._at_work.pop(request.client, None)
         self._note_about(home, frame)
         if "seconds" in frame.note and isinstance(request, Request | Examination):
             self._expected.note(*self._kind_of_work(request), frame.note["seconds"])
@@ -312,16 +330,17 @@ class RayEngine(StoringEngine):
             if isinstance(request, Recall):
                 self._arrived(request.state, frame.groups["state"])
                 return _nothing(request.client)
-            assert errand is not None
-            return self._stored(home, errand, frame)
+            assert at_work is not None
+            return self._stored(home, at_work, frame)
 
         return guarded(self.clients, request.client, store)
 
-    def _stored(self, home: Home, errand: Errand, frame: TensorFrame) -> Answer:
+    def _stored(self, home: Home, at_work: AtWork, frame: TensorFrame) -> Answer:
         """Store an answer, and a state that came with it or is owed."""
-        client, note, done = errand.request.client, frame.note, read_done(frame)
+        request, note, done = at_work.errand.request, frame.note, read_done(frame)
+        client = request.client
         if note.get("owed") is not None:
-            owed = Owed(errand, note["version"], note["owed"], note["seconds"], self._bring)
+            owed = Owed(at_work.lasting(), note["version"], note["owed"], note["seconds"], self._bring)
             self._owe(client, owed)
             done = replace(done, state=owed)
         elif done.state is not None:
@@ -329,7 +348,7 @@ class RayEngine(StoringEngine):
             self._versions[client] = Version(note["version"], _reference(done.state))
         if done.state is not None:
             self._places[client] = home, note["version"]
-        return stored(self.store, errand.request, done).answer
+        return stored(self.store, request, done).answer
 
     def _arrived(self, owed: Owed, state: State) -> None:
         """Take a state that was owed."""

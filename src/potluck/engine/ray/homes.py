@@ -122,15 +122,21 @@ class Homes:
         home.opening = home.actor.open.remote(self._code, self._parcel, self.values, home.spot.share)
         return home.opening
 
+    def _warm(self, homes: Sequence[Home]) -> None:
+        for home in homes:
+            home.actor.warm.remote()
+
     def _as_they_open(self, homes: Sequence[Home]) -> Iterator[Home]:
         """Open homes, and give them in the order in which they are ready: one that refuses is heard at once.
 
-        The first of each machine finds out whether its data are the driver's; the others there follow it.
+        The first of each machine finds out whether its data are the driver's. The others there load the code
+        meanwhile, and follow it.
         """
         others: dict[str, list[Home]] = {}
         for home in homes:
             others.setdefault(home.machine, []).append(home)
         opening = {self._open(there[0]): there[0] for there in others.values()}
+        self._warm([home for there in others.values() for home in there[1:]])
         while opening:
             ready, _ = ray.wait(list(opening), num_returns=1, timeout=self.settings.deadline)
             for home in [opening.pop(ref) for ref in ready or list(opening)]:
