@@ -23,9 +23,10 @@ from potluck import Experiment
 from potluck.core.card import ClientId
 from potluck.core.message import Content, Message
 from potluck.core.server import Server
+from potluck.core.state import Report
 from potluck.data import from_arrays
 from potluck.engine.factory import check_engine
-from potluck.engine.protocol import Request, Stamp
+from potluck.engine.protocol import Answer, Failure, Request, Stamp
 from potluck.engine.serial import SerialEngine
 from potluck.engine.settings import EngineSettings
 from potluck.engine.store.state_files import StateFiles, read
@@ -45,6 +46,7 @@ from ray_homes import Engines, WarmHomes, same  # noqa: E402
 
 import potluck.engine.ray.engine as ray_engine  # noqa: E402
 import potluck.engine.ray.handles as handles  # noqa: E402
+import potluck.engine.ray.home as ray_home  # noqa: E402
 import potluck.engine.ray.homes as ray_homes  # noqa: E402
 from potluck.engine.ray import cluster as clusters  # noqa: E402
 from potluck.engine.ray import door  # noqa: E402
@@ -349,6 +351,24 @@ def test_a_home_puts_downlinks_on_its_device(common: int | None, monkeypatch: py
     engine.home.device = torch.device("meta")
     assert not [*engine.home.serve([letter.pack()], [TensorFrame({}, {"down": down}).pack()])]
     assert [str(one.request.down["classes"].device) for one in heard] == ["meta"]  # type: ignore[index]
+
+
+def test_answers_come_from_a_device_in_few_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a GPU's would: all small tensors of a type in one copy, in their shapes."""
+    monkeypatch.setattr(ray_home, "_is_small", lambda value: value.nbytes <= 1000)
+    copied, cpu = list[int](), torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda value: (copied.append(value.numel()), cpu(value))[1])
+    report = Report(3, {"loss": torch.tensor(0.5)}, {"accuracy": torch.tensor(0.25, dtype=torch.float64)})
+    up = {"a": torch.arange(6.0).view(2, 3), "b": torch.arange(3), "large": torch.ones(300)}
+    answers = [Answer(client, Message(up), report) for client in ("0", "1")]
+    first, failure, second = ray_home.on_host([answers[0], Failure("2", "no"), answers[1]])
+    assert sorted(copied) == [2, 6, 14, 300, 300]
+    assert failure == Failure("2", "no")
+    for found in (first, second):
+        assert isinstance(found, Answer)
+        assert all(torch.equal(found.up[name], value) for name, value in up.items())
+        assert found.report.losses["loss"].item() == 0.5
+        assert found.report.metrics["accuracy"].dtype == torch.float64
 
 
 def test_small_replies_travel_together() -> None:

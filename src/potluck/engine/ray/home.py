@@ -40,6 +40,7 @@ from potluck.federation.builder import ClientBuilder, Recipe
 CACHE = 0.5  # of what a budget gives the states of a machine: driver and homes may share one
 DEBT = 0.5  # of the states in memory: as many may be owed to the driver
 BUNDLE = 4 << 20  # bytes of replies that are sent together
+SMALL = 1 << 20  # bytes of a tensor that is not copied alone
 INITIAL = 0  # the version of a client that was never asked: its state is built from the seed
 
 
@@ -128,7 +129,8 @@ class HomeProcess:
         known = [letter for letter in letters if self._seat(letter)]
         try:
             asked = [letter for letter in known if letter.request is not None]
-            outcomes = dict(zip([one.client for one in asked], self._outcomes(asked), strict=True))
+            found = on_host(self._outcomes(asked))
+            outcomes = dict(zip([one.client for one in asked], found, strict=True))
             worked = (time.perf_counter() - started) / len(letters)
             replies = [self._reply(one, outcomes.get(one.client), worked) for one in letters]
         except BaseException as error:
@@ -178,7 +180,7 @@ class HomeProcess:
             self.store.settle(letter.client, -1)
             return TensorFrame({"failure": reply_note(outcome)["reason"]})
         if isinstance(letter.request, Examination):
-            return done_frame(on_host(Done(outcome)))
+            return done_frame(Done(outcome))
         return self._answered(letter, outcome, seconds)
 
     def _recalled(self, client: ClientId) -> TensorFrame:
@@ -198,7 +200,8 @@ class HomeProcess:
         waits = letter.behind is not None and not is_due(letter.behind + seconds, nbytes)
         if waits and sum(self.owed.values()) + nbytes <= DEBT * self.limit:
             self.owed[client] = nbytes
-        frame = done_frame(on_host(Done(answer, None if client in self.owed else state, work.counters)))
+        sent = None if client in self.owed else _state_on_host(state)
+        frame = done_frame(Done(answer, sent, work.counters))
         about = {"version": letter.becomes, "owed": self.owed.get(client)}
         self.store.settle(client, work.round)
         self.versions[client] = letter.becomes
@@ -233,12 +236,41 @@ def _bundles(replies: Iterable[list[np.ndarray]]) -> Iterator[list[list[np.ndarr
         yield bundle
 
 
-def on_host(done: Done) -> Done:
+def on_host(outcomes: Sequence[Outcome]) -> list[Outcome]:
     """The same in the host's memory."""
-    report = done.answer.report
-    told = replace(report, losses=_on_host(report.losses), metrics=_on_host(report.metrics))
-    answer = replace(done.answer, up=done.answer.up.to("cpu"), report=told)
-    return replace(done, answer=answer, state=None if done.state is None else _state_on_host(done.state))
+    groups = [_tensors(one) for one in outcomes if isinstance(one, Answer)]
+    found = iter(brought([value for group in groups for values in group for value in values.values()]))
+
+    def there(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: next(found) for name in values}
+
+    def moved(answer: Answer) -> Answer:
+        up, losses, metrics = map(there, _tensors(answer))
+        return replace(answer, up=Message(up), report=replace(answer.report, losses=losses, metrics=metrics))
+
+    return [moved(one) if isinstance(one, Answer) else one for one in outcomes]
+
+
+def _tensors(answer: Answer) -> tuple[Mapping[str, Tensor], ...]:
+    return answer.up, answer.report.losses, answer.report.metrics
+
+
+def brought(values: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors in the host's memory. Small ones come in one copy for each type: each copy waits for the device."""
+    found = {place: value.cpu() for place, value in enumerate(values) if not _is_small(value)}
+    kinds: dict[Any, list[int]] = {}
+    for place, value in enumerate(values):
+        if place not in found:
+            kinds.setdefault((value.device, value.dtype), []).append(place)
+    for places in kinds.values():
+        whole = torch.cat([values[place].detach().reshape(-1) for place in places]).cpu()
+        parts = torch.split(whole, [values[place].numel() for place in places])
+        found |= {place: part.view(values[place].shape) for place, part in zip(places, parts, strict=True)}
+    return [found[place] for place in range(len(values))]
+
+
+def _is_small(value: Tensor) -> bool:
+    return value.device.type != "cpu" and value.nbytes <= SMALL
 
 
 def _state_on_host(state: State) -> State:
