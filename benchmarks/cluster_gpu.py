@@ -4,9 +4,10 @@
     python benchmarks/cluster_gpu.py --cases fedmrl  the cases whose names hold one of these words
     python benchmarks/cluster_gpu.py --tiny          every path on a CPU; the figures mean nothing
 
-The cases are those of `benchmarks/run.py`. A local Ray is started; the homes share the GPU in equal parts.
-Every state comes back to the driver with its reply, so this measures what a cluster costs, not what it gains.
-Seconds per round are the median after a warm-up; `back` is what the homes send in a round.
+The cases are those of `benchmarks/run.py`. A local Ray is started; the homes share the GPU in equal parts, so this
+measures what a cluster costs, not what it gains. Seconds per round are the median after a warm-up; `mean` is over
+the same rounds, with those in which states come back. `back` is what the homes send, with all states that come back
+at the end, divided by the rounds.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Figures:
     """What was measured of one case on one engine; seconds, and megabytes in a round."""
 
     seconds: float
+    mean: float
     start: float
     first: float
     back: float
@@ -67,6 +69,7 @@ def measure(case: Case, engine: Mapping[str, Any], options: argparse.Namespace) 
     taken = np.diff(clock.wall)
     return Figures(
         statistics.median(taken[options.warm_up : rounds].tolist()),
+        statistics.mean(taken[options.warm_up : rounds].tolist()),
         clock.start,
         float(taken[0]),
         sum(home["bytes_received"] for home in homes) / (rounds + 1) / 1e6,
@@ -84,7 +87,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cases", default="", help="words in the names of the cases, with commas")
     parser.add_argument("--homes", default="2", help="how many homes share the GPU; several with commas")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds that are timed")
+    parser.add_argument("--rounds", type=int, default=10, help="rounds that are timed")
     parser.add_argument("--warm-up", type=int, default=2, help="rounds before them")
     parser.add_argument("--precision", default="tf32", choices=["float32", "tf32", "bfloat16"])
     parser.add_argument("--tiny", action="store_true", help="few small clients on a CPU")
@@ -97,7 +100,8 @@ def main() -> None:
     words = [word.strip().lower() for word in options.cases.split(",")]
     print(f"{machine()}, {'CPU' if options.tiny else options.precision}")
     print(
-        "case                                      engine      s per round   ×     start, s  first, s  back, MB"
+        "case                                            engine    s per round       ×    mean       ×  start, s"
+        "  first, s  back, MB  busy"
     )
     for case in [one for one in CHOSEN if any(word in one.name.lower() for word in words)]:
         case = case.tiny() if options.tiny else case
@@ -111,9 +115,10 @@ def main() -> None:
 
 
 def show(case: Case, engine: str, found: Figures, alone: Figures) -> None:
-    times = f"{found.seconds:11.4f}{found.seconds / alone.seconds:8.2f}{found.start:10.1f}{found.first:10.1f}"
+    times = f"{found.seconds:11.4f}{found.seconds / alone.seconds:8.2f}"
+    times += f"{found.mean:8.4f}{found.mean / alone.mean:8.2f}{found.start:10.1f}{found.first:10.1f}"
     busy = ", ".join(f"{one:.0%}" for one in found.busy)
-    print(f"{case.name:42}{engine:10}{times}{found.back:10.1f}  {busy}", flush=True)
+    print(f"{case.name:48}{engine:10}{times}{found.back:10.1f}  {busy}", flush=True)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +56,33 @@ def _reach(repository: str) -> None:
     from huggingface_hub import HfApi
 
     try:
-        HfApi().model_info(repository, timeout=PATIENCE)
+        in_time(lambda: HfApi().model_info(repository, timeout=PATIENCE))
     # The hub's client raises errors of its HTTP library, which differs between versions.
     except Exception as error:
         raise ModelError(
             f"there is no folder {repository} here, and it cannot be fetched from the hub ({first_line(error)}); "
             "check the name"
         ) from error
+
+
+def in_time(ask: Callable[[], object], seconds: float = PATIENCE) -> None:
+    """Ask the hub something; a `TimeoutError` if no answer comes.
+
+    Its client limits how long it waits for a connection, but not how long it looks for the address: where
+    no name server answers, that alone takes 20 s and more.
+    """
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            ask()
+        except BaseException as error:
+            errors.append(error)
+
+    asking = threading.Thread(target=work, daemon=True)
+    asking.start()
+    asking.join(seconds)
+    if asking.is_alive():
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    if errors:
+        raise errors[0]

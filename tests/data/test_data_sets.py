@@ -4,6 +4,7 @@ import io
 import json
 import os
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -188,15 +189,40 @@ def test_the_hub_is_asked_for_parquet_alone(tmp_path: Path, monkeypatch: pytest.
     write_images(tmp_path / "cropped_digits", 32, 3, {"train-00000-of-00001": 2, "test-00000-of-00001": 1})
     asked: list[Any] = []
 
-    def snapshot_download(repository: str, *, repo_type: str, allow_patterns: list[str]) -> str:
+    def snapshot_download(
+        repository: str, *, repo_type: str, allow_patterns: list[str], local_files_only: bool
+    ) -> str:
+        assert not local_files_only
         asked.append((repository, repo_type))
         assert "cropped_digits/train-*.parquet" in allow_patterns
         assert all(pattern.endswith(".parquet") for pattern in allow_patterns)
         return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *asked, **options: None)
     assert len(load("svhn")) == 3
     assert asked == [("ufldl-stanford/svhn", "dataset")]
+
+
+def test_a_hub_that_says_nothing_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has sent before is used; nothing else is asked of it."""
+    end, asked = threading.Event(), list[dict[str, Any]]()
+
+    def snapshot_download(repository: str, **options: Any) -> str:
+        asked.append(options)
+        raise FileNotFoundError(repository)
+
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *asked, **options: end.wait(60))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    monkeypatch.setattr("potluck.data.parquet.HUB_PATIENCE", 0.01)
+    monkeypatch.delenv("POTLUCK_DATA", raising=False)
+    try:
+        with pytest.raises(DataError) as error:
+            load("svhn")
+    finally:
+        end.set()
+    one_sentence(error, "POTLUCK_DATA is not set", "ufldl-stanford/svhn", "give `dir`")
+    assert [options["local_files_only"] for options in asked] == [True]
 
 
 def test_a_truncated_file_is_named(tmp_path: Path) -> None:

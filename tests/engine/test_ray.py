@@ -21,15 +21,20 @@ import torch
 from helpers import StopAfter
 from potluck import Experiment
 from potluck.core.card import ClientId
-from potluck.core.message import Message
+from potluck.core.message import Content, Message
+from potluck.core.server import Server
+from potluck.core.state import Report
+from potluck.data import from_arrays
 from potluck.engine.factory import check_engine
-from potluck.engine.protocol import Request, Stamp
+from potluck.engine.protocol import Answer, Failure, Request, Stamp
 from potluck.engine.serial import SerialEngine
 from potluck.engine.settings import EngineSettings
+from potluck.engine.store.state_files import StateFiles, read
 from potluck.engine.transactions import Errand, opened
 from potluck.engine.wire import TensorFrame, errand_frame, read_done
 from potluck.engine.workers import WorkerFault
 from potluck.errors import ConfigError, RunError
+from potluck.methods.scaffold import Scaffold
 from potluck.runs.api import resume, run
 from potluck.runs.loop import Interrupted
 from potluck.testing.bench import ALL, Bench
@@ -41,6 +46,7 @@ from ray_homes import Engines, WarmHomes, same  # noqa: E402
 
 import potluck.engine.ray.engine as ray_engine  # noqa: E402
 import potluck.engine.ray.handles as handles  # noqa: E402
+import potluck.engine.ray.home as ray_home  # noqa: E402
 import potluck.engine.ray.homes as ray_homes  # noqa: E402
 from potluck.engine.ray import cluster as clusters  # noqa: E402
 from potluck.engine.ray import door  # noqa: E402
@@ -50,10 +56,11 @@ from potluck.engine.ray.cluster import Cluster, Node  # noqa: E402
 from potluck.engine.ray.door import check_door  # noqa: E402
 from potluck.engine.ray.engine import RayEngine  # noqa: E402
 from potluck.engine.ray.handles import Call, Home  # noqa: E402
-from potluck.engine.ray.home import HomeProcess, Letter  # noqa: E402
+from potluck.engine.ray.home import BUNDLE, HomeProcess, Letter, _bundles  # noqa: E402
 from potluck.engine.ray.home import opened as home_opened  # noqa: E402
 from potluck.engine.ray.homes import LOSSES, Homes, _packed  # noqa: E402
 from potluck.engine.ray.job import use_for_every_driver  # noqa: E402
+from potluck.engine.ray.owed import Owed, Recall, Replay, is_due  # noqa: E402
 from potluck.engine.ray.parcel import _is_loose, pack, unpack  # noqa: E402
 from potluck.engine.ray.spots import Spot, choose_spots, fitting, home_settings  # noqa: E402
 
@@ -158,20 +165,131 @@ def test_a_killed_home_leaves_no_trace(engines: Engines) -> None:
     assert same(Bench("scaffold").play(SCHEDULE).states(), played.states())
 
 
-def test_a_fault_ends_the_round_and_leaves_nothing_behind(engines: Engines) -> None:
+@pytest.fixture
+def owing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Homes send no state before somebody needs it."""
+    monkeypatch.setattr(RayEngine, "_behind", lambda engine, errand: -1e9)
+
+
+@pytest.mark.parametrize("method", ["fedproto", "fedmd"])
+@pytest.mark.usefixtures("owing")
+def test_states_stay_at_their_homes_until_somebody_needs_them(engines: Engines, method: str) -> None:
+    played = Bench(method, make_engine=engines).play(SCHEDULE)
+    engine = played.local
+    assert isinstance(engine, RayEngine)
+    stored = {client: engine.store.stored(client) for client in ALL}
+    assert all(isinstance(state, Owed) and state.arrived is None for state in stored.values())
+    assert same(Bench(method).play(SCHEDULE).states(), played.states())
+    assert not any(isinstance(engine.store.stored(client), Owed) for client in ALL)
+    assert not engine._owed
+    assert not engine._kept
+
+
+@pytest.mark.parametrize("replies", [(2,), (6,), (9,), (3, 5)])
+@pytest.mark.usefixtures("owing")
+def test_states_that_a_killed_home_had_are_made_again(engines: Engines, replies: tuple[int, ...]) -> None:
+    """In the first round, in a later one, and twice; rounds of two exchanges go on in their middle."""
+    engines.kill_after(*replies)
+    played = Bench("fedmd", make_engine=engines).play(SCHEDULE)
+    assert engines.lost >= 1  # the second may be struck when it is dead already
+    assert same(Bench("fedmd").play(SCHEDULE).states(), played.states())
+
+
+@pytest.mark.usefixtures("owing")
+def test_states_are_made_again_when_all_homes_are_lost_at_rest(engines: Engines) -> None:
+    played = Bench("scaffold", make_engine=engines).play(SCHEDULE)
+    engine = played.local
+    assert isinstance(engine, RayEngine)
+    for home in engine.homes.alive:
+        ray.kill(home.actor)
+    assert same(Bench("scaffold").play(SCHEDULE).states(), played.states())
+    assert engines.lost == 2
+
+
+class Reusing(Scaffold):
+    """Sends all that it sends in the same memory, round after round."""
+
+    name = "reusing"
+
+    def downlink(self, server: Server, client: ClientId) -> Content:
+        sent = Message(super().downlink(server, client))
+        memory = self.__dict__.setdefault("memory", {})
+        own = memory.setdefault(sent.signature, {name: value.clone() for name, value in sent.items()})
+        return {name: own[name].copy_(value) for name, value in sent.items()}
+
+
+@pytest.mark.usefixtures("owing")
+def test_downlinks_are_kept_as_they_were_sent(engines: Engines) -> None:
+    played = Bench(Reusing, make_engine=engines).play([ALL] * 2)
+    engine = played.local
+    assert isinstance(engine, RayEngine)
+    kept = [state.errand.request.down for state in engine._owed.values() if state.errand is not None]
+    assert len({id(down) for down in kept}) == len({engine.clients.kind(client) for client in ALL})
+    for home in engine.homes.alive:
+        ray.kill(home.actor)
+    assert same(Bench(Reusing).play([ALL] * 2).states(), played.states())
+
+
+@pytest.mark.usefixtures("owing")
+def test_a_checkpoint_has_the_states_that_were_elsewhere(engines: Engines, tmp_path: Path) -> None:
+    """And undone work leaves the state before it, which no home has any more."""
+    played = Bench("fedmd", make_engine=engines).play([ALL])
+    engine = played.local
+    assert isinstance(engine, RayEngine)
+    before = {client: engine.store.stored(client) for client in ALL}
+    undo = engine.store.mark(ALL)
+    played.round(ALL)
+    undo()
+    expected = Bench("fedmd").play([ALL]).states()
+    assert all(same({client: expected[client]}, {client: state}) for client, state in before.items())
+    engine.store._files = StateFiles(tmp_path)
+    saved = engine.store.save()
+    assert all(same({client: read(saved[client].result())}, {client: expected[client]}) for client in ALL)
+
+
+@pytest.mark.usefixtures("owing")
+def test_a_client_that_moves_takes_its_state_along(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each round every client is at the other home; nothing is trained again."""
+    turns, begun = itertools.count(), list[Any]()
+
+    def swapped(items: Sequence[Any], homes: Sequence[Any], *others: Any) -> dict[Any, list[Any]]:
+        if isinstance(items[0], Recall):
+            return shared_out(items, homes, *others)
+        turn = next(turns)
+        return {home: [*items][(place + turn) % 2 :: 2] for place, home in enumerate(homes)}
+
+    begin = Home.begin
+    monkeypatch.setattr(ray_engine, "shared_out", swapped)
+    monkeypatch.setattr(Home, "begin", lambda home, *asked: (begun.extend(asked[0]), begin(home, *asked)))
+    played = Bench("fedproto", make_engine=engines).play([ALL] * 3)
+    assert not any(isinstance(one, Replay) for one in begun)
+    assert len([one for one in begun if isinstance(one, Recall)]) == 2 * len(ALL)
+    assert same(Bench("fedproto").play([ALL] * 3).states(), played.states())
+
+
+def test_a_state_is_sent_when_it_would_cost_more_to_lose_it() -> None:
+    assert not is_due(seconds=0.01, nbytes=50_000_000)  # training a small client on a GPU
+    assert is_due(seconds=10.0, nbytes=50_000_000)
+    assert is_due(seconds=0.01, nbytes=40_000)
+
+
+@pytest.mark.parametrize("behind", [None, -1e9], ids=["sent", "owed"])
+def test_a_fault_ends_the_round_and_leaves_nothing_behind(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch, behind: float | None
+) -> None:
     """A home that raises is ended, and requests that were not handed out are not done later."""
+    monkeypatch.setattr(RayEngine, "_behind", lambda engine, errand: behind)
     engines.settings = EngineSettings(name="ray", workers=1)
     played = Bench("local", make_engine=engines).play([ALL])
     engine = played.local
     assert isinstance(engine, RayEngine)
-    before = played.states()
     request = SimpleRequest.of(played, "0")
     broken = dataclasses.replace(request, steps=("nonsense",))
     with pytest.raises(WorkerFault, match="nonsense"):
         engine.run([broken, *(SimpleRequest.of(played, client) for client in ("1", "2", "3"))])
     assert not any(home.share for home in engine.homes.alive)
     engine.settle(2, ALL, ())
-    assert same(before, played.states())
+    assert same(Bench("local").play([ALL]).states(), played.states())
 
 
 # --- a home, without a cluster --------------------------------------------------------------------------
@@ -193,7 +311,7 @@ class InProcess(SerialEngine):
         errands = [opened(self.store, request) for request in requests]
         assert all(isinstance(one, Errand) for one in errands)
         replies = self.home.serve([self.letter(one) for one in errands if isinstance(one, Errand)], ())
-        found = [read_done(TensorFrame.unpack(reply)) for reply in replies]
+        found = [read_done(TensorFrame.unpack(reply)) for bundle in replies for reply in bundle]
         for request, done in zip(requests, found, strict=True):
             self.store.record(request.client).store(request, done)
         return [done.answer for done in found]
@@ -203,7 +321,13 @@ class InProcess(SerialEngine):
         version = self.versions.get(client, 0)
         self.versions[client] = next(self.numbers)
         frame = errand_frame(errand)
-        note = {**frame.note, "version": version, "becomes": self.versions[client], "common": None}
+        note = {
+            **frame.note,
+            "version": version,
+            "becomes": self.versions[client],
+            "common": None,
+            "behind": None,
+        }
         groups = {name: group for name, group in frame.groups.items() if name != "state"}
         return TensorFrame(note, groups).pack()
 
@@ -229,6 +353,31 @@ def test_a_home_puts_downlinks_on_its_device(common: int | None, monkeypatch: py
     assert [str(one.request.down["classes"].device) for one in heard] == ["meta"]  # type: ignore[index]
 
 
+def test_answers_come_from_a_device_in_few_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a GPU's would: all small tensors of a type in one copy, in their shapes."""
+    monkeypatch.setattr(ray_home, "_is_small", lambda value: value.nbytes <= 1000)
+    copied, cpu = list[int](), torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda value: (copied.append(value.numel()), cpu(value))[1])
+    report = Report(3, {"loss": torch.tensor(0.5)}, {"accuracy": torch.tensor(0.25, dtype=torch.float64)})
+    up = {"a": torch.arange(6.0).view(2, 3), "b": torch.arange(3), "large": torch.ones(300)}
+    answers = [Answer(client, Message(up), report) for client in ("0", "1")]
+    first, failure, second = ray_home.on_host([answers[0], Failure("2", "no"), answers[1]])
+    assert sorted(copied) == [2, 6, 14, 300, 300]
+    assert failure == Failure("2", "no")
+    for found in (first, second):
+        assert isinstance(found, Answer)
+        assert all(torch.equal(found.up[name], value) for name, value in up.items())
+        assert found.report.losses["loss"].item() == 0.5
+        assert found.report.metrics["accuracy"].dtype == torch.float64
+
+
+def test_small_replies_travel_together() -> None:
+    small, large = [np.zeros(10, np.uint8)], [np.zeros(BUNDLE, np.uint8)]
+    bundles = [*_bundles([small, small, large, small, large, large, small])]
+    assert [len(bundle) for bundle in bundles] == [3, 2, 1, 1]
+    assert [reply[0].nbytes for bundle in bundles for reply in bundle][2] == BUNDLE
+
+
 def test_a_home_says_what_it_does_not_have() -> None:
     played = Bench("local", make_engine=InProcess).play([ALL])
     engine = played.local
@@ -240,7 +389,8 @@ def test_a_home_says_what_it_does_not_have() -> None:
         engine.letter(Errand(request, None, first=True))
         for request in [SimpleRequest.of(played, client) for client in ("0", "3")]
     ]
-    missing, found = (TensorFrame.unpack(reply).note for reply in engine.home.serve(letters, ()))
+    bundles = [*engine.home.serve(letters, ())]
+    missing, found = (TensorFrame.unpack(reply).note for bundle in bundles for reply in bundle)
     assert missing["missing"]
     assert found["reply"]["client"] == "3"
 
@@ -429,6 +579,50 @@ def test_unlike_machines_are_refused_by_name() -> None:
     ]
 
 
+class OpeningHomes(FewHomes):
+    """Two homes on each of two machines; they are ready as soon as they are asked, the one asked last first."""
+
+    def __init__(self, refusing: str) -> None:
+        super().__init__()
+        self.refusing, self.asked = refusing, list[str]()
+
+    def _spots_with_room(self) -> list[Spot]:
+        return [Spot(node, 1, 0, 0.5) for node in ("north", "south") for _ in range(2)]
+
+    def _make(self, spot: Spot, anywhere: bool = False) -> Home:
+        return Home(None, spot, spot.node, machine=spot.node)
+
+    def _greeted(self, homes: Sequence[Home]) -> list[Home]:
+        return [*homes]
+
+    def _open(self, home: Home) -> Any:
+        self.asked.append(home.node)
+        return len(self.asked)
+
+    def _warm(self, homes: Sequence[Home]) -> None:
+        assert [home.node for home in homes] == ["north", "south"]
+
+    def _opened(self, home: Home) -> Mapping[str, Any]:
+        if home.node == self.refusing:
+            return {"refused": "its data are not those of the driver"}
+        return {"fingerprint": {"potluck": __version__}, "used": 0.0}
+
+
+def test_one_home_of_each_machine_finds_out_whether_the_data_are_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before any other home is opened; and the machine that refuses is heard first."""
+    monkeypatch.setattr(ray_homes.ray, "wait", lambda refs, num_returns, timeout: ([max(refs)], []))
+    homes = OpeningHomes(refusing="south")
+    with pytest.raises(ConfigError, match=r"^engine.name: south: its data are not those of the driver"):
+        homes._start()
+    assert homes.asked == ["north", "south"]
+    homes = OpeningHomes(refusing="")
+    homes._start()
+    assert homes.asked == ["north", "south", "south", "north"]
+    assert [home.node for home in homes.alive] == ["north", "north", "south", "south"]
+
+
 def test_data_that_a_home_does_not_have(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     values: dict[str, Any] = {
         "partition": {"kind": "iid", "clients": 2},
@@ -446,6 +640,29 @@ def test_data_that_a_home_does_not_have(monkeypatch: pytest.MonkeyPatch, tmp_pat
             "there"
         },
     )
+
+
+def test_public_data_that_a_home_does_not_have() -> None:
+    """They are compared like all others: a method that distils on them would learn something else there."""
+
+    def recipe(shift: int) -> Any:
+        x = (torch.arange(200 * 64).reshape(200, 64) % (7 + shift)).float().numpy()
+        public = {"data": from_arrays(x, np.arange(200) % 10, name="public"), "samples": 100}
+        built = Experiment.make(
+            data=from_arrays(x[:, ::-1].copy(), np.arange(200) % 10, name="own"),
+            partition={"kind": "iid", "clients": 2},
+            models=["mlp-small"],
+            method="fedmd",
+            public=public,
+        ).build()
+        return built.clients.recipe()  # type: ignore[misc]
+
+    engine = EngineSettings(device="cpu", workers=1).model_dump()
+    one, other = recipe(0), recipe(1)
+    assert one.fingerprints != other.fingerprints
+    alike = dataclasses.replace(one, fingerprints=(one.fingerprints[0], *other.fingerprints[1:]))
+    assert "not those of the driver" in home_opened(lambda: alike, engine, 1.0)[1]["refused"]
+    assert home_opened(lambda: one, engine, 1.0)[0] is not None
 
 
 def test_what_cannot_be_sent_is_refused() -> None:

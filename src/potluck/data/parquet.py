@@ -25,11 +25,13 @@ from PIL import Image
 
 from potluck.errors import DataError
 from potluck.files import check_plain
+from potluck.hub import in_time
 
 log = logging.getLogger(__name__)
 
 FOLDER_VARIABLE = "POTLUCK_DATA"
 LIMIT_VARIABLE = "POTLUCK_DATA_LIMIT"  # bytes that one Parquet file may take in memory
+HUB_PATIENCE = 8.0  # seconds in which the hub must say something
 _LIMIT = 8 * 2**30
 _FEW_ROWS = 100
 _LAYOUTS = (
@@ -143,9 +145,10 @@ def _download(location: Location, shelf: str | None) -> tuple[Files, Files]:
     patterns = [
         layout.format(split=split, config=location.config) for layout in _LAYOUTS for split in location.splits
     ]
+    silent = not _hub_answers(location.repository)
     try:
         root = huggingface_hub.snapshot_download(
-            location.repository, repo_type="dataset", allow_patterns=patterns
+            location.repository, repo_type="dataset", allow_patterns=patterns, local_files_only=silent
         )
     # The hub's client raises the errors of its HTTP library, which differs between versions.
     except Exception as error:
@@ -157,6 +160,21 @@ def _download(location: Location, shelf: str | None) -> tuple[Files, Files]:
     if found is None:
         raise DataError(f"the hub repository {location.repository} has no Parquet we can read: {advice}")
     return found
+
+
+def _hub_answers(repository: str) -> bool:
+    """Whether the hub says anything in time, be it no; what it has sent before is used without it."""
+    from huggingface_hub import HfApi
+
+    try:
+        in_time(lambda: HfApi().dataset_info(repository, timeout=HUB_PATIENCE), HUB_PATIENCE)
+    except TimeoutError:
+        return False
+    except (
+        Exception
+    ):  # errors of its HTTP library, which differs between versions: the download says what is wrong
+        return True
+    return True
 
 
 def read_labels(files: Files, names: Sequence[str], classes: int) -> np.ndarray:

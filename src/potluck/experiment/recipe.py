@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from potluck.core.dataset import Data, Dataset
+from potluck.core.dataset import Dataset
 from potluck.core.method import register_made
 from potluck.data import Split
 from potluck.data import registry as data_sets
@@ -56,7 +56,7 @@ class ExperimentRecipe:
             None if experiment.portable else _absolute(experiment),
             tuple(map(_registered, names)),
             federation.split,
-            _fingerprints(federation.data),
+            _fingerprints(federation),
             files,
         )
 
@@ -74,7 +74,7 @@ class ExperimentRecipe:
     def clients(self, device: str) -> ClientBuilder:
         """Make the clients on a device of this machine."""
         built: Federation = self.experiment(device).build(split=self.split)
-        if _fingerprints(built.data) != self.fingerprints:
+        if _fingerprints(built) != self.fingerprints:
             raise DataError(
                 "its data are not those of the driver, though they have the same name; copy the driver's there"
             )
@@ -96,9 +96,12 @@ def _absolute(experiment: ExperimentSettings) -> ExperimentSettings:
     return other
 
 
-def _fingerprints(data: Data) -> tuple[str, ...]:
+def _fingerprints(federation: Federation) -> tuple[str, ...]:
+    """Hashes of the content of all data, those that are public last."""
+    data, public = federation.data, federation.population.public()
     parts = (data,) if isinstance(data, Dataset) else data
-    return tuple(one.fingerprint for one in parts)
+    shared = sorted(public.fingerprint.items()) if public is not None else ()
+    return *(one.fingerprint for one in parts), *(f"{name} {found}" for name, found in shared)
 
 
 # --- code of the user's ---------------------------------------------------------------------------------

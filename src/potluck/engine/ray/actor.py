@@ -34,6 +34,10 @@ class HomeActor:
 
         return platform.node(), os.getpid(), ray.get_runtime_context().get_node_id(), __version__
 
+    def warm(self) -> None:
+        """Load the code that `open` needs."""
+        import potluck.engine.ray.home  # noqa: F401
+
     def introduce(self, device: str, threads: int) -> tuple[str, dict[str, str]]:
         """The name of this machine, and what numbers depend on here."""
         import torch
@@ -56,8 +60,8 @@ class HomeActor:
 
     def serve(
         self, letters: Sequence[Sequence[np.ndarray]], *commons: Sequence[np.ndarray]
-    ) -> Iterator[list[np.ndarray]]:
-        """Do errands, each reply as soon as it is there."""
+    ) -> Iterator[list[list[np.ndarray]]]:
+        """Do errands, the replies as soon as they are there."""
         assert self.home is not None, "a home is opened before it is asked"
         yield from self.home.serve(letters, commons)
 

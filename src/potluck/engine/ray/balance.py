@@ -13,16 +13,26 @@ T = TypeVar("T")
 
 
 def shared_out(
-    items: Sequence[T], homes: Sequence[H], seconds: Callable[[T], float], home: Callable[[T], H | None]
+    items: Sequence[T],
+    homes: Sequence[H],
+    seconds: Callable[[T], float],
+    home: Callable[[T], H | None],
+    move: Callable[[T], float] = lambda item: 0.0,
 ) -> dict[H, list[T]]:
-    """Deal items out to homes, in their order at each. `home` says who has the state of an item, if anybody."""
+    """Deal items out to homes, in their order at each. `home` says who has the state of an item, if anybody.
+
+    `move` says how many seconds it takes to bring the state elsewhere.
+    """
     cost = {place: seconds(item) for place, item in enumerate(items)}
     loads, shares = dict.fromkeys(homes, 0.0), {one: list[int]() for one in homes}
     ideal = sum(cost.values()) / len(homes)
     for place in sorted(cost, key=lambda place: (-cost[place], place)):
         own = home(items[place])
-        stays = own in loads and loads[own] + cost[place] <= SLACK * max(ideal, cost[place])
-        chosen = own if stays and own is not None else min(homes, key=lambda one: loads[one])
+        idle = min(homes, key=lambda one: loads[one])
+        chosen = idle
+        if own is not None and own in loads:
+            in_time = loads[own] + cost[place] <= SLACK * max(ideal, cost[place])
+            chosen = own if in_time or loads[own] <= loads[idle] + move(items[place]) else idle
         loads[chosen] += cost[place]
         shares[chosen].append(place)
     return {one: [items[place] for place in sorted(places)] for one, places in shares.items()}

@@ -17,6 +17,7 @@ class Commons:
 
     def __init__(self) -> None:
         self._places: dict[str, tuple[int, Message]] = {}
+        self._copies: dict[int, Message] = {}
         self.refs: list[Any] = []
 
     def place(self, kind: str, message: Message | None) -> int | None:
@@ -28,6 +29,18 @@ class Commons:
             self.refs.append(ray.put(TensorFrame({}, {"down": message}).pack()))
         place, first = self._places[kind]
         return place if _same(first, message) else None
+
+    def lasting(self, message: Message, place: int | None) -> Message:
+        """A copy that nobody writes into, one for all who get the same: servers may send what they change later."""
+        if place is None:
+            return _copied(message)
+        if place not in self._copies:
+            self._copies[place] = _copied(message)
+        return self._copies[place]
+
+
+def _copied(message: Message) -> Message:
+    return Message({name: value.clone() for name, value in message.items()})
 
 
 def _same(one: Message, other: Message) -> bool:

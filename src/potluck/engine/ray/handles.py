@@ -12,16 +12,14 @@ import numpy as np
 import ray
 from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
-from potluck.engine.protocol import Examination, Request
 from potluck.engine.ray.actor import cpu_seconds
 from potluck.engine.ray.alike import SAME
+from potluck.engine.ray.owed import AnyRequest
 from potluck.engine.ray.spots import Spot, at_machine
 from potluck.engine.wire import TensorFrame
 
 PATIENCE = 120.0  # seconds in which a machine must say how its home is doing
 AT_WORK = 0.02  # share of a core that a process uses at least while it works; one that waits uses far less
-
-AnyRequest = Request | Examination
 
 
 class Lost(Exception):
@@ -66,25 +64,26 @@ class Home:
         self.call = Call(replies, deque(requests), time.monotonic())
         self.sent += sum(array.nbytes for letter in letters for array in letter)
 
-    def next_reply(self) -> tuple[AnyRequest, TensorFrame]:
-        """The reply that has just come."""
+    def next_replies(self) -> list[tuple[AnyRequest, TensorFrame]]:
+        """The replies that have just come."""
         assert self.call is not None
         try:
-            arrays = ray.get(next(self.call.replies))
+            bundle = ray.get(next(self.call.replies))
         except StopIteration:
             raise Lost("its process ended in the middle of a call") from None
         except RayTaskError:
             raise
         except RayError as error:
             raise Lost(in_short(error)) from error
-        request, self.call.since = self.call.waiting.popleft(), time.monotonic()
+        self.call.since = time.monotonic()
+        requests = [self.call.waiting.popleft() for _ in bundle]
         if not self.call.waiting:
             self.call = None
-        self.answers += 1
-        self.received += sum(array.nbytes for array in arrays)
-        frame = TensorFrame.unpack(arrays)
-        self.used = frame.note.get("used", self.used)
-        return request, frame
+        self.answers += len(bundle)
+        self.received += sum(array.nbytes for arrays in bundle for array in arrays)
+        frames = [TensorFrame.unpack(arrays) for arrays in bundle]
+        self.used = frames[-1].note.get("used", self.used)
+        return [*zip(requests, frames, strict=True)]
 
     def is_hung(self, deadline: float) -> bool:
         """Whether a home is overdue, and has not worked meanwhile: a slow machine has time."""

@@ -13,7 +13,8 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from potluck.engine.ray.actor import HomeActor
 from potluck.engine.ray.alike import Machines
 from potluck.engine.ray.cluster import Cluster
-from potluck.engine.ray.handles import AnyRequest, Home, Lost, in_short, why_none
+from potluck.engine.ray.handles import Home, Lost, in_short, why_none
+from potluck.engine.ray.owed import AnyRequest
 from potluck.engine.ray.parcel import Parcel, pack
 from potluck.engine.ray.room import START, machines, spots_with_room
 from potluck.engine.ray.spots import Spot, choose_spots, home_settings
@@ -66,10 +67,7 @@ class Homes:
     def _start(self) -> None:
         homes = [self._make(spot) for spot in self._spots_with_room()]
         self.coming = homes  # so that `close` ends them, whatever happens now
-        greeted = self._greeted(homes)
-        for home in greeted:
-            self._open(home)
-        for home in _as_they_open(greeted, self.settings.deadline):
+        for home in self._as_they_open(self._greeted(homes)):
             try:
                 self._admit(home, self._opened(home))
             except Lost as loss:
@@ -120,8 +118,30 @@ class Homes:
         self._count_loss(why)
         self.notice(f"a home could not be started: {why}")
 
-    def _open(self, home: Home) -> None:
+    def _open(self, home: Home) -> Any:
         home.opening = home.actor.open.remote(self._code, self._parcel, self.values, home.spot.share)
+        return home.opening
+
+    def _warm(self, homes: Sequence[Home]) -> None:
+        for home in homes:
+            home.actor.warm.remote()
+
+    def _as_they_open(self, homes: Sequence[Home]) -> Iterator[Home]:
+        """Open homes, and give them in the order in which they are ready: one that refuses is heard at once.
+
+        The first of each machine finds out whether its data are the driver's. The others there load the code
+        meanwhile, and follow it.
+        """
+        others: dict[str, list[Home]] = {}
+        for home in homes:
+            others.setdefault(home.machine, []).append(home)
+        opening = {self._open(there[0]): there[0] for there in others.values()}
+        self._warm([home for there in others.values() for home in there[1:]])
+        while opening:
+            ready, _ = ray.wait(list(opening), num_returns=1, timeout=self.settings.deadline)
+            for home in [opening.pop(ref) for ref in ready or list(opening)]:
+                yield home
+                opening |= {self._open(other): other for other in others.pop(home.machine, ())[1:]}
 
     def _opened(self, home: Home) -> Mapping[str, Any]:
         """What a home says when it is open, or why it refuses; `Lost` if it is gone."""
@@ -224,11 +244,11 @@ class Homes:
         ready = ray.wait(list(busy), num_returns=1, timeout=TICK, fetch_local=False)[0] if busy else []
         for home in map(busy.__getitem__, ready):
             try:
-                reply = home.next_reply()
+                found: Sequence[tuple[AnyRequest, TensorFrame] | Lost] = home.next_replies()
                 self.losses = 0
-                yield home, reply
             except Lost as loss:
-                yield home, loss
+                found = [loss]
+            yield from ((home, one) for one in found)
         for home in [*busy.values()]:
             if home.call is not None and home.is_hung(self.settings.deadline):
                 yield (
@@ -259,15 +279,6 @@ class Homes:
     def _kill(self, home: Home) -> None:
         with contextlib.suppress(Exception):  # it may be gone, or the cluster with it
             ray.kill(home.actor, no_restart=True)
-
-
-def _as_they_open(homes: Sequence[Home], deadline: float) -> Iterator[Home]:
-    """The homes in the order in which they open: one that refuses is heard while others still load their data."""
-    waiting = {home.opening: home for home in homes}
-    while waiting:
-        ready, _ = ray.wait(list(waiting), num_returns=1, timeout=deadline)
-        for ref in ready or list(waiting):
-            yield waiting.pop(ref)
 
 
 def _packed(recipe: Recipe) -> Parcel:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,12 +19,14 @@ import torch
 
 from potluck.core.card import ClientId
 from potluck.core.packed import Packed, State
+from potluck.engine.store.absent import Absent
 from potluck.engine.store.budget import Budget
 from potluck.engine.store.state_files import Packing, StateFiles, data_size, read
 from potluck.engine.store.transfers import Copy, Transfers, size
 from potluck.engine.transactions import Record, Work
 from potluck.files import remove
 
+AT_ONCE = 256 << 20  # bytes of states that are brought here together
 AHEAD = 0.8  # of the host's budget: above it states are written in the background, before anyone has to wait
 
 
@@ -39,6 +41,7 @@ class Kept:
     reading: Future[Copy] | None = None  # being read from its file
     saved: Future[Path] | None = None
     named: bool = False  # in a manifest: then the checkpoints remove its file
+    absent: Absent | None = None  # elsewhere, and in none of these places
 
 
 class Tier:
@@ -82,7 +85,7 @@ class StoredRecord(Record):
     @property
     def base(self) -> State | None:
         """The state at the end of the last accepted round."""
-        return self._store.fetch(self._client)
+        return self._store.stored(self._client)
 
     @base.setter
     def base(self, state: State | None) -> None:
@@ -136,6 +139,7 @@ class ClientStore:
         self._stale: set[Future[Path]] = set()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="states-out")
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="states-in")
+        self.bring: Callable[[Sequence[Absent]], None] = _bring_each  # fetches states that are elsewhere
 
     def record(self, client: ClientId) -> Record:
         """The client's record, created if it has none."""
@@ -197,6 +201,7 @@ class ClientStore:
 
     def save(self) -> dict[ClientId, Future[Path]]:
         """The files of all stored states, for a manifest; those not on disk yet are written in the background."""
+        self._bring_all()
         for kept in self._kept.values():
             kept.named = True
         return {client: self._save(kept) for client, kept in sorted(self._kept.items())}
@@ -222,11 +227,19 @@ class ClientStore:
 
     def fetch(self, client: ClientId) -> State | None:
         """A client's stored state, loaded where it is needed; None if it still has its initial state."""
+        found = self.stored(client)
+        return found.here() if isinstance(found, Absent) else found
+
+    def stored(self, client: ClientId) -> State | None:
+        """The same, but one that is elsewhere stays there."""
         kept = self._kept.get(client)
         return None if kept is None else self.reached(kept)
 
     def reached(self, kept: Kept) -> State:
-        """A state, loaded where it is needed."""
+        """A state, loaded where it is needed; one that is elsewhere stays there."""
+        self._note_arrival(kept)
+        if kept.absent is not None:
+            return kept.absent
         if self._transfers is None:
             state = self._on_host(kept).state
         else:
@@ -276,6 +289,8 @@ class ClientStore:
 
     def _held(self, state: State) -> Kept:
         """A state where it is now."""
+        if isinstance(state, Absent):
+            return Kept(0, absent=state)
         packing = (state.flat.numel(), state.layout) if isinstance(state, Packed) else None
         kept = Kept(size(state), packing)
         if self._transfers is not None and self._transfers.holds(state):
@@ -283,6 +298,29 @@ class ClientStore:
         else:
             kept.host = Copy(state)
         return kept
+
+    def _bring_all(self) -> None:
+        """Fetch all states that are elsewhere, a part at a time, as memory may not hold them all."""
+        absent = [kept for _, kept in sorted(self._kept.items()) if kept.absent is not None]
+        while absent:
+            part, room = list[Kept](), AT_ONCE
+            while absent and (room > 0 or not part):
+                part.append(absent.pop())
+                room -= part[-1].absent.nbytes if part[-1].absent is not None else 0
+            self.bring([kept.absent for kept in part if kept.absent is not None])
+            for kept in part:
+                self._note_arrival(kept)
+            self._trim()
+
+    def _note_arrival(self, kept: Kept) -> None:
+        """Hold a state that was elsewhere and is here now."""
+        state = None if kept.absent is None else kept.absent.arrived
+        if state is None:
+            return
+        found = self._held(state)
+        kept.nbytes, kept.packing, kept.absent = found.nbytes, found.packing, None
+        kept.device, kept.host = found.device, found.host
+        self._note(kept)
 
     def _note(self, kept: Kept) -> None:
         """Count a state in every kind of memory that it is in."""
@@ -309,6 +347,9 @@ class ClientStore:
         self.host.touch(kept)
 
     def _start(self, kept: Kept) -> None:
+        self._note_arrival(kept)
+        if kept.absent is not None:
+            return
         if kept.device is not None:
             self.device.touch(kept)
         elif kept.host is None:
@@ -371,3 +412,8 @@ class ClientStore:
             if not saved.cancel() and saved.exception() is None:
                 remove(saved.result())
         self._stale.clear()
+
+
+def _bring_each(states: Sequence[Absent]) -> None:
+    for state in states:
+        state.here()
