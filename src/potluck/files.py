@@ -108,6 +108,16 @@ def check_writable(path: Path, remedy: str = "choose another place") -> None:
         raise RunError(f"cannot write {path}: {error.strerror or error}; {remedy}") from error
 
 
+def in_home(path: Path | str) -> Path:
+    """A path with the home folder in place of `~`; a `~` or `~name` for which there is none is refused."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:  # nobody of that name, or a user without a home
+        raise ConfigError(
+            f"{path}: {Path(path).parts[0]} stands for no home folder here; write the whole path"
+        ) from error
+
+
 def check_name(folder: Path) -> None:
     """Refuse a folder whose path is no text: reports name it, and not every library can open files in it."""
     try:
@@ -123,15 +133,31 @@ def check_name(folder: Path) -> None:
 SETTINGS = 16 << 20  # bytes; far more than settings, a status or a list of checksums has
 LARGEST_JSON = 1 << 30  # bytes; a split of a hundred million rows has that many
 DEEPEST = 100  # levels of a JSON file
+_PIECE = 1 << 20  # bytes
+MOST_BLOCKS = 20_000_000  # lists and mappings in a JSON file: a million clients have a few of them each
+MOST_VALUES = 120_000_000  # values in one: the rows of the largest split
 
 
 def read_bounded(path: Path, most: int = SETTINGS, follow: bool = True) -> bytes:
     """All of a plain file; an `OSError` says so if it has more than `most` bytes, or is a pipe or a device."""
     with opened(path, os.O_RDONLY, follow) as handle:
-        if os.fstat(handle).st_size > most:
-            raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
+        size, content = os.fstat(handle).st_size, b""
         with os.fdopen(os.dup(handle), "rb") as file:
-            return file.read()
+            if size <= most:
+                content = file.read(size + 1)
+                size = len(content)
+            while size <= most and (more := file.read(_PIECE)):  # it has grown since
+                content += more
+                size = len(content)
+    if size > most:
+        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
+    return content
+
+
+def check_values(content: bytes) -> None:
+    """Raise a `ValueError` for JSON that would take far more memory than any file of a run: lists in lists do."""
+    if content.count(b"[") + content.count(b"{") > MOST_BLOCKS or content.count(b",") > MOST_VALUES:
+        raise ValueError("it has more values than any file of a run")
 
 
 def check_plain(path: Path) -> None:
@@ -164,7 +190,9 @@ def read_json(
 ) -> Any:
     """Read a JSON file of a run; `remedy` is what to do about one that cannot be read."""
     try:
-        text = read_bounded(path, most, follow).decode("utf-8")
+        content = read_bounded(path, most, follow)
+        check_values(content)
+        text = content.decode("utf-8")
         value = json.loads(text)
         if not is_shallow(value):
             raise ValueError("it is nested too deeply")
