@@ -132,7 +132,7 @@ def check_name(folder: Path) -> None:
 
 SETTINGS = 16 << 20  # bytes; far more than settings, a status or a list of checksums has
 LARGEST_JSON = 1 << 30  # bytes; a split of a hundred million rows has that many
-DEEPEST = 100  # levels of a JSON file
+DEEPEST = 100  # levels of a JSON file, or of folders in a run
 _PIECE = 1 << 20  # bytes
 MOST_BLOCKS = 20_000_000  # lists and mappings in a JSON file: a million clients have a few of them each
 MOST_VALUES = 120_000_000  # values in one: the rows of the largest split
@@ -348,6 +348,10 @@ def refuse_links(folder: Path) -> None:
 def _check_place(path: Path, home: Path, folder: Path) -> None:
     """Refuse one thing in a folder, `home`, which the user calls `folder`."""
     mode, name = path.lstat().st_mode, path.relative_to(home)
+    if len(name.parts) > DEEPEST:  # functions that call themselves could not remove it
+        raise RunError(
+            f"{folder}: {name.parts[0]} has folders in folders, more than {DEEPEST} deep; move it away"
+        )
     if stat.S_ISLNK(mode):
         if not name.match(WANDB_LOG) and not _stays_in(path, home):
             raise RunError(

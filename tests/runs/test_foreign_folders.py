@@ -25,7 +25,7 @@ from potluck.data import split_lines
 from potluck.deploy.run import open_folder
 from potluck.engine.store.checkpoints import Checkpoints
 from potluck.engine.store.manifest import _seal
-from potluck.errors import PotluckError, RunError
+from potluck.errors import ConfigError, PotluckError, RunError
 from potluck.experiment import overrides
 from potluck.experiment.schema import Experiment
 from potluck.files import read_bounded, read_json, refuse_links, sha256, write_whole
@@ -571,6 +571,24 @@ def test_a_folder_whose_name_is_no_text_is_refused_before_anything_is_played(
             look(folder.rename(wanted) if folder.exists() else wanted)
 
 
+def test_a_command_line_that_is_no_text_does_not_spoil_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["potluck", "run", os.fsdecode(b"gr\xf6\xdfe.yaml")])
+    folder = run(experiment(), out=tmp_path / "run").folder
+    assert read_json(folder / "environment.json")["command"] == "potluck run gr??e.yaml"
+    resume(folder, rounds=4)
+
+
+def test_a_path_that_is_no_text_is_refused_before_anything_is_played(tmp_path: Path) -> None:
+    home = tmp_path / os.fsdecode(b"gr\xf6\xdfe")
+    home.mkdir()
+    (home / "own.py").write_text("x = 1\n")
+    with pytest.raises(ConfigError, match=r"the path .*own\.py' is not text in UTF-8; rename it"):
+        run(experiment(plugins=[str(home / "own.py")]), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.tex").write_text("x")
@@ -742,3 +760,21 @@ def test_a_circle_of_links_and_folders_that_are_too_deep_are_refused(tmp_path: P
     os.close(here)
     with pytest.raises(RunError, match="run cannot be searched for links: File name too long"):
         refuse_links(tmp_path / "run")
+
+
+def test_folders_that_are_too_deep_to_be_removed_are_refused(folder: Path) -> None:
+    (folder / "models/.round-000003" / "/".join("a" * 120)).mkdir(parents=True)
+    with pytest.raises(
+        RunError, match=r"run: models has folders in folders, more than 100 deep; move it away"
+    ):
+        resume(folder)
+    shutil.move(folder / "models", folder.parent)
+    resume(folder)
+
+
+def test_an_engine_in_the_settings_that_is_none_is_one_sentence(folder: Path) -> None:
+    about = read_json(folder / "environment.json")
+    about["settings"]["engine"]["name"] = {"a": 1}
+    (folder / "environment.json").write_text(json.dumps(about))
+    with pytest.raises(RunError, match=r"engine\.name"):
+        resume(folder)

@@ -264,7 +264,7 @@ class Past:
 
 def is_free(one: Difference) -> bool:
     """Whether a setting may change while a run goes on; engines that keep states in its folder may, too."""
-    if one.key == "engine.name" and {one.there, one.here} == {LOCAL, RAY}:
+    if one.key == "engine.name" and (one.there, one.here) in ((LOCAL, RAY), (RAY, LOCAL)):
         return True
     return one.is_below(*FREE) or DATA_FOLDER.fullmatch(one.key) is not None
 
