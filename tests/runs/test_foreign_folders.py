@@ -772,9 +772,22 @@ def test_folders_that_are_too_deep_to_be_removed_are_refused(folder: Path) -> No
     resume(folder)
 
 
-def test_an_engine_in_the_settings_that_is_none_is_one_sentence(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("block", "value", "named"),
+    [
+        ("engine", {"name": {"a": 1}}, r"engine\.name"),
+        ("keep", "all", r"environment\.json is damaged"),
+        ("training", 5, "training"),
+        ("checkpoint", {"every": "soon"}, r"environment\.json is damaged"),
+    ],
+)
+def test_settings_that_are_none_in_what_the_run_knows_of_itself(
+    folder: Path, block: str, value: Any, named: str
+) -> None:
     about = read_json(folder / "environment.json")
-    about["settings"]["engine"]["name"] = {"a": 1}
+    about["settings"][block] = value
     (folder / "environment.json").write_text(json.dumps(about))
-    with pytest.raises(RunError, match=r"engine\.name"):
-        resume(folder)
+    if block == "checkpoint":
+        shutil.rmtree(folder / "checkpoints")
+    with pytest.raises(RunError, match=named):
+        resume(folder, rounds=4)
