@@ -12,12 +12,16 @@ import os
 import secrets
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from potluck.errors import ConfigError, RunError
 
+T = TypeVar("T")
+R = TypeVar("R")
 WANDB_LOG = "wandb/*/logs/debug-core.log"
 
 
@@ -226,6 +230,7 @@ def is_shallow(value: Any) -> bool:
 
 # --- checksums ------------------------------------------------------------------------------------------
 
+_READERS = 4  # threads that compute checksums
 CHECKSUM = "sha256"  # the key of a JSON file's own checksum
 
 
@@ -262,13 +267,35 @@ def _checksum(value: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
-def sha256(path: Path, sync: bool = False) -> str:
-    """The SHA-256 of a file; `sync` makes sure that it is on the disk first, not only in the system's cache."""
+def sha256(path: Path, sync: bool = False, stop: threading.Event | None = None) -> str:
+    """The SHA-256 of a file; `sync` makes sure that it is on the disk first, not only in the system's cache.
+
+    `stop` ends it with an `InterruptedError`: a file may claim to have a terabyte.
+    """
     with opened(path, os.O_RDONLY) as handle:
         if sync:
             os.fsync(handle)
-        with os.fdopen(os.dup(handle), "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        found, buffer = hashlib.sha256(), memoryview(bytearray(_PIECE))
+        with os.fdopen(os.dup(handle), "rb", buffering=0) as file:
+            while length := file.readinto(buffer):
+                if stop is not None and stop.is_set():
+                    raise InterruptedError
+                found.update(buffer[:length])
+        return found.hexdigest()
+
+
+def by_readers(work: Callable[[T, threading.Event], R], each: Iterable[T]) -> Generator[R, None, None]:
+    """What a function finds in each of some files, in order; a few threads work on them.
+
+    They are told to stop when nobody wants more of it, as after Ctrl-C.
+    """
+    stop = threading.Event()
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="checksums") as pool:
+        try:
+            yield from pool.map(lambda one: work(one, stop), each)
+        finally:
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def sync_folder(path: Path) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 SIGNALS = (
     signal.SIGINT,
@@ -34,7 +35,9 @@ def held_back(forget: bool = False) -> Iterator[None]:
             signal.raise_signal(number)
 
     # A handler that was not set from Python reads as None and cannot be restored, so it stays in place.
-    before = {number: handler for number in SIGNALS if (handler := signal.getsignal(number)) is not None}
+    before: dict[int, Any] = {
+        number: handler for number in SIGNALS if (handler := signal.getsignal(number)) is not None
+    }
     try:
         for number in before:
             signal.signal(number, received)

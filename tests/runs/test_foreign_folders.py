@@ -791,3 +791,19 @@ def test_settings_that_are_none_in_what_the_run_knows_of_itself(
         shutil.rmtree(folder / "checkpoints")
     with pytest.raises(RunError, match=named):
         resume(folder, rounds=4)
+
+
+def test_a_checksum_of_a_terabyte_keeps_nobody_from_ending(tmp_path: Path) -> None:
+    """Without a byte on the disk: its checksum takes a quarter of an hour."""
+    for name in ("a.safetensors", "b.safetensors", "about.json"):
+        (tmp_path / name).write_text(name)
+    sums = {path.name: sha256(path) for path in sorted(tmp_path.iterdir())}
+    (tmp_path / "SHA256SUMS").write_text("".join(f"{found}  {name}\n" for name, found in sums.items()))
+    check_models(tmp_path)
+    (tmp_path / "a.safetensors").write_text("b")
+    os.truncate(tmp_path / "b.safetensors", 1 << 40)
+    with pytest.raises(RunError, match=r"a\.safetensors is damaged"):
+        check_models(tmp_path)
+    found = files.by_readers(lambda path, stop: sha256(path, stop=stop), sorted(tmp_path.iterdir()))
+    next(found)
+    found.close()

@@ -32,11 +32,9 @@ class _Yaml(yaml.SafeLoader):
         """The next value, or key, of the text: a long text is refused before all of it takes memory."""
         self._composed += 1
         if self._composed > 2 * _LARGEST:
+            place = self.peek_event().start_mark  # type: ignore[no-untyped-call]
             raise yaml.composer.ComposerError(
-                None,
-                None,
-                "it has too many values for an experiment; write fewer",
-                self.peek_event().start_mark,
+                None, None, "it has too many values for an experiment; write fewer", place
             )
         node: yaml.Node | None = super().compose_node(parent, index)
         return node
