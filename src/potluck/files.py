@@ -12,12 +12,16 @@ import os
 import secrets
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from potluck.errors import ConfigError, RunError
 
+T = TypeVar("T")
+R = TypeVar("R")
 WANDB_LOG = "wandb/*/logs/debug-core.log"
 
 
@@ -108,6 +112,16 @@ def check_writable(path: Path, remedy: str = "choose another place") -> None:
         raise RunError(f"cannot write {path}: {error.strerror or error}; {remedy}") from error
 
 
+def in_home(path: Path | str) -> Path:
+    """A path with the home folder in place of `~`; a `~` or `~name` for which there is none is refused."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:  # nobody of that name, or a user without a home
+        raise ConfigError(
+            f"{path}: {Path(path).parts[0]} stands for no home folder here; write the whole path"
+        ) from error
+
+
 def check_name(folder: Path) -> None:
     """Refuse a folder whose path is no text: reports name it, and not every library can open files in it."""
     try:
@@ -122,16 +136,32 @@ def check_name(folder: Path) -> None:
 
 SETTINGS = 16 << 20  # bytes; far more than settings, a status or a list of checksums has
 LARGEST_JSON = 1 << 30  # bytes; a split of a hundred million rows has that many
-DEEPEST = 100  # levels of a JSON file
+DEEPEST = 100  # levels of a JSON file, or of folders in a run
+_PIECE = 1 << 20  # bytes
+MOST_BLOCKS = 20_000_000  # lists and mappings in a JSON file: a million clients have a few of them each
+MOST_VALUES = 120_000_000  # values in one: the rows of the largest split
 
 
 def read_bounded(path: Path, most: int = SETTINGS, follow: bool = True) -> bytes:
     """All of a plain file; an `OSError` says so if it has more than `most` bytes, or is a pipe or a device."""
     with opened(path, os.O_RDONLY, follow) as handle:
-        if os.fstat(handle).st_size > most:
-            raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
+        size, content = os.fstat(handle).st_size, b""
         with os.fdopen(os.dup(handle), "rb") as file:
-            return file.read()
+            if size <= most:
+                content = file.read(size + 1)
+                size = len(content)
+            while size <= most and (more := file.read(_PIECE)):  # it has grown since
+                content += more
+                size = len(content)
+    if size > most:
+        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
+    return content
+
+
+def check_values(content: bytes) -> None:
+    """Raise a `ValueError` for JSON that would take far more memory than any file of a run: lists in lists do."""
+    if content.count(b"[") + content.count(b"{") > MOST_BLOCKS or content.count(b",") > MOST_VALUES:
+        raise ValueError("it has more values than any file of a run")
 
 
 def check_plain(path: Path) -> None:
@@ -164,7 +194,9 @@ def read_json(
 ) -> Any:
     """Read a JSON file of a run; `remedy` is what to do about one that cannot be read."""
     try:
-        text = read_bounded(path, most, follow).decode("utf-8")
+        content = read_bounded(path, most, follow)
+        check_values(content)
+        text = content.decode("utf-8")
         value = json.loads(text)
         if not is_shallow(value):
             raise ValueError("it is nested too deeply")
@@ -198,6 +230,7 @@ def is_shallow(value: Any) -> bool:
 
 # --- checksums ------------------------------------------------------------------------------------------
 
+_READERS = 4  # threads that compute checksums
 CHECKSUM = "sha256"  # the key of a JSON file's own checksum
 
 
@@ -234,13 +267,35 @@ def _checksum(value: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
-def sha256(path: Path, sync: bool = False) -> str:
-    """The SHA-256 of a file; `sync` makes sure that it is on the disk first, not only in the system's cache."""
+def sha256(path: Path, sync: bool = False, stop: threading.Event | None = None) -> str:
+    """The SHA-256 of a file; `sync` makes sure that it is on the disk first, not only in the system's cache.
+
+    `stop` ends it with an `InterruptedError`: a file may claim to have a terabyte.
+    """
     with opened(path, os.O_RDONLY) as handle:
         if sync:
             os.fsync(handle)
-        with os.fdopen(os.dup(handle), "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        found, buffer = hashlib.sha256(), memoryview(bytearray(_PIECE))
+        with os.fdopen(os.dup(handle), "rb", buffering=0) as file:
+            while length := file.readinto(buffer):
+                if stop is not None and stop.is_set():
+                    raise InterruptedError
+                found.update(buffer[:length])
+        return found.hexdigest()
+
+
+def by_readers(work: Callable[[T, threading.Event], R], each: Iterable[T]) -> Generator[R, None, None]:
+    """What a function finds in each of some files, in order; a few threads work on them.
+
+    They are told to stop when nobody wants more of it, as after Ctrl-C.
+    """
+    stop = threading.Event()
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="checksums") as pool:
+        try:
+            yield from pool.map(lambda one: work(one, stop), each)
+        finally:
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def sync_folder(path: Path) -> None:
@@ -320,6 +375,10 @@ def refuse_links(folder: Path) -> None:
 def _check_place(path: Path, home: Path, folder: Path) -> None:
     """Refuse one thing in a folder, `home`, which the user calls `folder`."""
     mode, name = path.lstat().st_mode, path.relative_to(home)
+    if len(name.parts) > DEEPEST:  # functions that call themselves could not remove it
+        raise RunError(
+            f"{folder}: {name.parts[0]} has folders in folders, more than {DEEPEST} deep; move it away"
+        )
     if stat.S_ISLNK(mode):
         if not name.match(WANDB_LOG) and not _stays_in(path, home):
             raise RunError(

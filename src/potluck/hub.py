@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from potluck.errors import ModelError, first_line
+from potluck.files import in_home
 
 PATIENCE = 10  # seconds to wait for the hub
 
@@ -26,7 +27,7 @@ def library(name: str) -> Any:
 
 def folder_of(source: str) -> Path | None:
     """The local folder that `source` names, or None if it names a repository of the hub."""
-    path = Path(source).expanduser()
+    path = in_home(source)
     if path.is_dir():
         return path
     if path.is_absolute() or source.startswith((".", "~")) or source.count("/") != 1:

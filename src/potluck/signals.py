@@ -1,4 +1,4 @@
-"""Delaying Ctrl-C and SIGTERM during work that must not be interrupted halfway."""
+"""Delaying Ctrl-C, SIGTERM and SIGHUP during work that must not be interrupted halfway."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator
+from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+)  # a terminal that is closed sends the last, often twice
 
 
 @contextlib.contextmanager
@@ -20,13 +25,25 @@ def held_back(forget: bool = False) -> Iterator[None]:
         yield
         return
     waiting: list[int] = []
+    holding = True
+
+    def received(number: int, frame: object) -> None:
+        if holding:
+            waiting.append(number)
+        else:  # another signal has ended this function before it could put the handler back
+            signal.signal(number, before[number])
+            signal.raise_signal(number)
+
     # A handler that was not set from Python reads as None and cannot be restored, so it stays in place.
-    before = {number: handler for number in SIGNALS if (handler := signal.getsignal(number)) is not None}
-    for number in before:
-        signal.signal(number, lambda received, frame: waiting.append(received))
+    before: dict[int, Any] = {
+        number: handler for number in SIGNALS if (handler := signal.getsignal(number)) is not None
+    }
     try:
+        for number in before:
+            signal.signal(number, received)
         yield
     finally:
+        holding = False
         for number, handler in before.items():
             signal.signal(number, handler)
         if waiting and not forget:

@@ -670,3 +670,39 @@ def test_options_that_say_nothing_or_the_wrong_file_are_refused(place: Path) -> 
     assert "--seeds is empty" in refused("compare", "small.yaml", "--seeds", " , ")
     assert "ends in .pdf" in refused("compare", "small.yaml", "--pdf", "x.docx")
     assert "ends in .png" in refused("split", "small.yaml", "--png", "x.foo")
+
+
+def test_no_file_gets_the_number_of_a_stream_that_is_closed(tmp_path: Path) -> None:
+    """What a library prints would go into a log of the run."""
+    code = (
+        "import os; from potluck.cli.screen import fill_streams; fill_streams(); "
+        "handle = os.open('number', os.O_CREAT | os.O_WRONLY); os.write(handle, str(handle).encode())"
+    )
+    shell = ["sh", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable, code]
+    subprocess.run(shell, cwd=tmp_path, check=True, timeout=120)
+    assert int((tmp_path / "number").read_text()) > 2
+
+
+@pytest.mark.parametrize("word", ["--help", "--version"])
+def test_help_on_a_full_disk_is_one_sentence(word: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "potluck", word]
+        ended = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=120
+        )
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: No space left on device")
+    assert len(ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "data={name: mnist, dir: ~nobody-of-this-name/x}",
+        "data={name: files, path: ~nobody-of-this-name/x.csv, target: y}",
+        "data={name: sst2, tokenizer: ~nobody-of-this-name/x}",
+    ],
+)
+def test_a_home_that_nobody_has_is_one_sentence(place: Path, override: str) -> None:
+    sentence = refused("run", "small.yaml", override)
+    assert "~nobody-of-this-name stands for no home folder here; write the whole path" in sentence

@@ -79,3 +79,25 @@ def test_completion(line: str, found: str, tmp_path: Path, monkeypatch: pytest.M
     }
     result = CliRunner().invoke(app, [], env=asked, prog_name="potluck")
     assert result.stdout.split() == found.split()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize("name", [r"\$(touch x)", r"\"", "`id`", "a b", "~", "a;b", "*", "a\nb", "a:b"])
+def test_completion_leaves_out_what_a_shell_would_run(
+    name: str, shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder has the name that its maker gave it, and zsh evaluates what is completed."""
+    monkeypatch.chdir(tmp_path)
+    for folder in (Path("runs", name), Path("runs", "größe-1.5"), Path(name)):
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").touch()
+    asked = {
+        "_POTLUCK_COMPLETE": f"complete_{shell}",
+        "_TYPER_COMPLETE_ARGS": "potluck report ",
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+        "COMP_WORDS": "potluck\nreport\n",
+        "COMP_CWORD": "2",
+    }
+    result = CliRunner().invoke(app, [], env=asked, prog_name="potluck")
+    wanted = "runs/größe-1.5"
+    assert result.stdout.strip() == (f"_arguments '*: :((\"{wanted}\"))'" if shell == "zsh" else wanted)

@@ -66,6 +66,46 @@ def test_a_signal_can_be_forgotten() -> None:
         signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_every_signal_that_ends_a_command_waits(number: signal.Signals) -> None:
+    """A terminal that is closed sends SIGHUP; half a round in the logs would be the end of the run."""
+    came, before = list[int](), signal.signal(number, lambda received, frame: came.append(received))
+    try:
+        with held_back():
+            signal.raise_signal(number)
+            assert came == []
+        assert came == [number]
+        with held_back(forget=True):
+            signal.raise_signal(number)
+        assert came == [number]
+    finally:
+        signal.signal(number, before)
+
+
+def test_no_signal_is_lost_when_another_comes_while_handlers_are_put_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real, came = signal.signal, list[int]()
+    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)}
+    real(signal.SIGTERM, lambda received, frame: came.append(received))
+
+    def put(number: signal.Signals, handler: Any) -> Any:
+        done = real(number, handler)
+        if number == signal.SIGINT and handler is signal.default_int_handler:
+            signal.raise_signal(number)
+        return done
+
+    monkeypatch.setattr(signal, "signal", put)
+    try:
+        with pytest.raises(KeyboardInterrupt), held_back():
+            pass
+        signal.raise_signal(signal.SIGTERM)
+        assert came == [signal.SIGTERM]
+    finally:
+        for one, handler in before.items():
+            real(one, handler)
+
+
 class Removed:
     """Gets a signal while it is removed, where Python drops exceptions."""
 
@@ -143,6 +183,40 @@ def test_wherever_ctrl_c_falls_the_end_is_the_same(tmp_path: Path, monkeypatch: 
         presser.at = 0
         resume(tmp_path / str(at))
         assert logs(tmp_path / str(at)) == whole, f"stopped at call {at} of {points}"
+
+
+@pytest.mark.parametrize("log", ["ledger.jsonl", "timing.jsonl"])
+def test_a_terminal_that_is_closed_leaves_no_half_of_a_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: str
+) -> None:
+    experiment = Experiment.make(
+        data="digits",
+        partition={"kind": "iid", "clients": 2, "test": 0.9},
+        models=["mlp-small"],
+        method="fedavg",
+        training={"rounds": 2, "batch_size": 64},
+    )
+    whole = logs(run(experiment, out=tmp_path / "whole").folder)
+    append = RunFolder.append
+
+    def closed(self: RunFolder, name: str, lines: Any) -> None:
+        append(self, name, lines)
+        if name == log and self.rounds_logged() == (2 if log == "timing.jsonl" else 1):
+            signal.raise_signal(signal.SIGHUP)
+
+    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)}
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    monkeypatch.setattr(RunFolder, "append", closed)
+    try:
+        end_on_signals()
+        with pytest.raises(Interrupted):
+            run(experiment, out=tmp_path / "closed")
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+    monkeypatch.undo()
+    resume(tmp_path / "closed")
+    assert logs(tmp_path / "closed") == whole
 
 
 # --- processes ------------------------------------------------------------------------------------------

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from potluck.core.rng import Rng
 from potluck.errors import ConfigError, RunError
-from potluck.report import log, scores
+from potluck.report import log, reading, scores
 from potluck.report.comparison import bootstrap_interval, compare_runs, paired, paired_difference
+from potluck.report.run_frames import frame
 
 
 def line(
@@ -542,3 +543,52 @@ def test_further_measures_follow_the_view(tmp_path):
     assert best["further"]["f1"]["mean"] == 0.8
     undefined = compare_runs([run], Rng(0), view="best_by_validation")["methods"][0]
     assert "further" not in undefined
+
+
+def test_a_log_whose_lines_have_ever_more_fields_takes_no_memory(tmp_path, monkeypatch):
+    """A table has every field in every line: a log of three megabytes could take ninety gigabytes."""
+    records = [line(1, str(client), 0.5) for client in range(400)]
+    for client, record in enumerate(records):
+        record["test"][f"measure {client}"] = 1
+    path = write_log(tmp_path / "metrics.jsonl", records)
+    assert len(log.read_metrics(path).series["after_aggregation", "own"].further) == 400
+    monkeypatch.setattr(reading, "MOST_CELLS", 100_000)
+    monkeypatch.setattr(log.arrow_json, "read_json", _few_fields(log.arrow_json.read_json))
+    for read in (log.read_metrics, lambda path: frame(path, {})):
+        with pytest.raises(RunError, match=r"metrics\.jsonl is damaged.* its 400 lines have 40\d different"):
+            read(path)
+
+
+def _few_fields(read_json):
+    """Arrow's reader, which is not given many lines with many fields to infer."""
+
+    def checked(file, options, parse):
+        if parse.unexpected_field_behavior == "infer":
+            assert len(reading.fields_in(file)) <= 210
+            file.seek(0)
+        return read_json(file, options, parse)
+
+    return checked
+
+
+def test_measures_that_come_later_or_become_fractions_are_read(tmp_path):
+    records = [line(round_, "0", 0.5) for round_ in range(1, 501)]
+    for record in records:
+        record["test"]["recall"] = 1 if record["round"] < 400 else 0.25
+    series = log.read_metrics(write_log(tmp_path / "metrics.jsonl", records)).series[
+        "after_aggregation", "own"
+    ]
+    assert series.further["recall"][[0, 499]].tolist() == [1.0, 0.25]
+    records[450]["test"]["f1"] = 0.5
+    records[460]["seconds"] = "none"
+    series = log.read_metrics(write_log(tmp_path / "metrics.jsonl", records)).series[
+        "after_aggregation", "own"
+    ]
+    assert list(series.further) == ["recall", "f1"]
+    assert series.further["f1"][450] == 0.5
+
+
+def test_a_log_of_endless_modes_is_refused(tmp_path):
+    records = [line(1, "0", 0.5, mode=str(mode)) for mode in range(1001)]
+    with pytest.raises(RunError, match="it has 1,001 pairs of moments and modes"):
+        log.read_metrics(write_log(tmp_path / "metrics.jsonl", records))

@@ -20,13 +20,17 @@ import potluck
 import potluck.core.method
 import potluck.runs.loop
 from helpers import TINY, changed_experiment, stopped_run
+from potluck import files
+from potluck.data import split_lines
 from potluck.deploy.run import open_folder
 from potluck.engine.store.checkpoints import Checkpoints
 from potluck.engine.store.manifest import _seal
-from potluck.errors import PotluckError, RunError
+from potluck.errors import ConfigError, PotluckError, RunError
+from potluck.experiment import overrides
 from potluck.experiment.schema import Experiment
-from potluck.files import read_json, refuse_links, sha256, write_whole
+from potluck.files import read_bounded, read_json, refuse_links, sha256, write_whole
 from potluck.report.log import natural, read_config
+from potluck.report.split_file import read_split
 from potluck.runs.api import resume, run
 from potluck.runs.folder import LOGS, RunFolder
 from potluck.runs.kept_models.files import check_models
@@ -34,6 +38,7 @@ from potluck.runs.log_marks import mark_of
 from potluck.runs.own_code import check_trusted, own_code, reach
 from potluck.runs.pages import write_pages
 from potluck.runs.started_here import is_sealed, seal
+from potluck.runs.stored import read_client_ids
 
 SETTINGS: dict[str, Any] = TINY | {"evaluate": {"predictions": "last"}, "checkpoint": {"every": 0}}
 
@@ -566,6 +571,24 @@ def test_a_folder_whose_name_is_no_text_is_refused_before_anything_is_played(
             look(folder.rename(wanted) if folder.exists() else wanted)
 
 
+def test_a_command_line_that_is_no_text_does_not_spoil_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["potluck", "run", os.fsdecode(b"gr\xf6\xdfe.yaml")])
+    folder = run(experiment(), out=tmp_path / "run").folder
+    assert read_json(folder / "environment.json")["command"] == "potluck run gr??e.yaml"
+    resume(folder, rounds=4)
+
+
+def test_a_path_that_is_no_text_is_refused_before_anything_is_played(tmp_path: Path) -> None:
+    home = tmp_path / os.fsdecode(b"gr\xf6\xdfe")
+    home.mkdir()
+    (home / "own.py").write_text("x = 1\n")
+    with pytest.raises(ConfigError, match=r"the path .*own\.py' is not text in UTF-8; rename it"):
+        run(experiment(plugins=[str(home / "own.py")]), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.tex").write_text("x")
@@ -615,6 +638,45 @@ def test_no_file_of_a_folder_is_read_whole_whatever_its_size(folder: Path, name:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
+@pytest.mark.parametrize("text", ["", '{"seed": 0,\n', '{"seed": 0,\n"clients": [\n'])
+def test_a_split_without_the_end_of_a_line_takes_no_memory(
+    folder: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(split_lines, "LONGEST", 1 << 20)
+    (folder / "split.json").write_text(text)
+    os.truncate(folder / "split.json", 1 << 36)  # without a byte on the disk
+    for read in (read_split, read_client_ids):
+        with pytest.raises(
+            RunError, match=r"split\.json cannot be read: it has more than 1,073,741,824 bytes"
+        ):
+            read(folder / "split.json" if read is read_split else folder)
+    with pytest.raises(RunError, match=r"split\.json is damaged"):
+        resume(folder)
+
+
+def test_a_file_of_nothing_but_empty_lists_takes_no_memory(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gigabyte of them would take thirty."""
+    monkeypatch.setattr(files, "MOST_BLOCKS", 10_000)
+    empty = "[" + "[]," * 10_000 + "[]]"
+    for name in ("environment.json", "split.json", "checkpoints/checkpoint.json"):
+        whole = (folder / name).read_text()
+        (folder / name).write_text(empty)
+        with pytest.raises(
+            RunError, match=r"it has more values than any file of a run|split\.json is damaged"
+        ):
+            resume(folder)
+        (folder / name).write_text(whole)
+    resume(folder)
+
+
+def test_a_file_that_grows_or_has_no_size_is_read_no_further_than_allowed(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="it has more than 10 bytes"):
+        read_bounded(Path("/proc/self/status"), 10)  # its size is 0
+    assert b"Name:" in read_bounded(Path("/proc/self/status"))
+
+
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{there}: &{there} [{', '.join(['*' + before] * 10)}]\n"
     for before, there in zip("abcde", "bcdef", strict=True)
@@ -637,6 +699,17 @@ def test_settings_that_are_none_are_refused_by_whoever_reads_them(tmp_path: Path
     (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(RunError, match=r"config\.yaml"):
         own_code({"plugins": read_config(tmp_path)["plugins"]})
+
+
+def test_settings_of_very_many_values_are_refused_while_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overrides, "_LARGEST", 1000)
+    text = "plugins: []\nx:\n" + "- x\n" * 3000
+    (tmp_path / "config.yaml").write_text(text)
+    monkeypatch.setattr(overrides._Yaml, "construct_document", lambda *given: pytest.fail("all was composed"))
+    with pytest.raises(RunError, match=r"config\.yaml, line \d+.* it has too many values for an experiment"):
+        read_config(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "SHA256SUMS", "plug.py"])
@@ -687,3 +760,50 @@ def test_a_circle_of_links_and_folders_that_are_too_deep_are_refused(tmp_path: P
     os.close(here)
     with pytest.raises(RunError, match="run cannot be searched for links: File name too long"):
         refuse_links(tmp_path / "run")
+
+
+def test_folders_that_are_too_deep_to_be_removed_are_refused(folder: Path) -> None:
+    (folder / "models/.round-000003" / "/".join("a" * 120)).mkdir(parents=True)
+    with pytest.raises(
+        RunError, match=r"run: models has folders in folders, more than 100 deep; move it away"
+    ):
+        resume(folder)
+    shutil.move(folder / "models", folder.parent)
+    resume(folder)
+
+
+@pytest.mark.parametrize(
+    ("block", "value", "named"),
+    [
+        ("engine", {"name": {"a": 1}}, r"engine\.name"),
+        ("keep", "all", r"environment\.json is damaged"),
+        ("training", 5, "training"),
+        ("checkpoint", {"every": "soon"}, r"environment\.json is damaged"),
+    ],
+)
+def test_settings_that_are_none_in_what_the_run_knows_of_itself(
+    folder: Path, block: str, value: Any, named: str
+) -> None:
+    about = read_json(folder / "environment.json")
+    about["settings"][block] = value
+    (folder / "environment.json").write_text(json.dumps(about))
+    if block == "checkpoint":
+        shutil.rmtree(folder / "checkpoints")
+    with pytest.raises(RunError, match=named):
+        resume(folder, rounds=4)
+
+
+def test_a_checksum_of_a_terabyte_keeps_nobody_from_ending(tmp_path: Path) -> None:
+    """Without a byte on the disk: its checksum takes a quarter of an hour."""
+    for name in ("a.safetensors", "b.safetensors", "about.json"):
+        (tmp_path / name).write_text(name)
+    sums = {path.name: sha256(path) for path in sorted(tmp_path.iterdir())}
+    (tmp_path / "SHA256SUMS").write_text("".join(f"{found}  {name}\n" for name, found in sums.items()))
+    check_models(tmp_path)
+    (tmp_path / "a.safetensors").write_text("b")
+    os.truncate(tmp_path / "b.safetensors", 1 << 40)
+    with pytest.raises(RunError, match=r"a\.safetensors is damaged"):
+        check_models(tmp_path)
+    found = files.by_readers(lambda path, stop: sha256(path, stop=stop), sorted(tmp_path.iterdir()))
+    next(found)
+    found.close()

@@ -5,6 +5,7 @@ Commands import what they need when they are called, so that `potluck --help` is
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Annotated
 
@@ -14,7 +15,7 @@ from potluck.cli.compare import compare
 from potluck.cli.demo import demo
 from potluck.cli.doctor import doctor
 from potluck.cli.examples import EXAMPLES, FIRST, epilog, flowing
-from potluck.cli.exits import end_in_peace, end_on_signals, guarded
+from potluck.cli.exits import end_in_peace, end_on_signals, guarded, last_words
 from potluck.cli.federation import gate, keys, prune, serve
 from potluck.cli.inspect import explain, methods, split
 from potluck.cli.join import join
@@ -22,7 +23,7 @@ from potluck.cli.new import new
 from potluck.cli.plot import plot
 from potluck.cli.report import report
 from potluck.cli.run import resume, run
-from potluck.cli.screen import print_everything
+from potluck.cli.screen import fill_streams, print_everything
 from potluck.cli.status import status
 from potluck.cli.suggestions import Command, Commands
 from potluck.cli.watch import watch
@@ -72,9 +73,12 @@ def options(
 
 def main() -> None:
     """Run the command that was asked for."""
+    fill_streams()
     end_on_signals()
     print_everything()
     try:
         app()
+    except OSError as error:  # what typer prints itself, such as --help, goes to a disk that is full
+        sys.exit(last_words(error))
     finally:
         end_in_peace()

@@ -24,6 +24,9 @@ PICTURES = (
 )  # fmt: skip
 RESULTS = ("config.yaml", "comparison.json", "sweep.json")  # a folder with one of them can be opened
 PLACES = ("*", "*/*", "*/*/*")  # where such folders are looked for, seen from here
+PLAIN = re.compile(
+    r"[\w./][\w./+,@%-]*"
+)  # paths that every shell reads as they are; zsh evaluates all others
 
 
 def method_names() -> list[str]:
@@ -50,9 +53,12 @@ def pictures(incomplete: str) -> list[str]:
 
 
 def results(incomplete: str) -> list[str]:
-    """Folders of runs, comparisons and sweeps, here and below `runs`."""
-    found = (str(path) for place in PLACES for path in Path().glob(place) if _is_result(path))
-    return sorted(_beginning(found, incomplete))
+    """Folders of runs, comparisons and sweeps, here and below `runs`.
+
+    One whose name a shell could take for something else is left out: the shell knows how to quote it.
+    """
+    paths = (path for place in PLACES for path in Path().glob(place) if PLAIN.fullmatch(str(path)))
+    return sorted(_beginning((str(path) for path in paths if _is_result(path)), incomplete))
 
 
 def overrides(ctx: typer.Context, incomplete: str) -> list[str]:

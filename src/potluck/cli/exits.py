@@ -67,10 +67,15 @@ def _fail(error: BaseException, debug: bool) -> NoReturn:
         raise error
     if debug:
         traceback.print_exception(error)
+    raise typer.Exit(last_words(error))
+
+
+def last_words(error: BaseException) -> int:
+    """Print the sentence about an error; its exit code."""
     sentence, code = explained(error)
     with contextlib.suppress(OSError):  # a standard error that is full or closed
         typer.echo(printable(sentence, LONGEST), err=True)  # it may quote a file of somebody else's
-    raise typer.Exit(code)
+    return code
 
 
 def explained(error: BaseException) -> tuple[str, int]:

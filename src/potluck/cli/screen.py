@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from dataclasses import replace
 from typing import Any
@@ -29,6 +30,18 @@ class Harmless:
         """The same segments, which have their colours apart from their text."""
         for one in console.render(self.inner, options):
             yield one if one.control else Segment(harmless(one.text), one.style)
+
+
+def fill_streams() -> None:
+    """Open what is closed of standard input, output and error, on nothing.
+
+    A file of a run would get the free number otherwise, and with it whatever a library prints.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
 def print_everything() -> None:

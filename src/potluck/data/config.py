@@ -15,6 +15,7 @@ from potluck.data.own.encoding import Missing
 from potluck.data.own.frames import Standardize
 from potluck.data.prepare import PRESETS, AugmentConfig, Preparation
 from potluck.errors import DataError
+from potluck.files import in_home
 
 
 class Normalisation(BaseModel):
@@ -62,7 +63,7 @@ class DataConfig(FileOptions):
         self, base_dir: Path | str | None = None, *, labels_only: bool = False, by: str | None = None
     ) -> Dataset:
         """The data set, with the mean and std to use; `dir` is relative to `base_dir`."""
-        folder = self.dir.expanduser() if self.dir is not None else None
+        folder = in_home(self.dir) if self.dir is not None else None
         if base_dir is not None and (folder is not None or self.path is not None):
             folder = Path(base_dir) / (folder or "")
         if self.dir is not None and self.name in EMBEDDED:
@@ -89,7 +90,7 @@ class DataConfig(FileOptions):
         """The tokenizer's folder relative to `base_dir` if it exists, else the name as given."""
         if self.tokenizer is None:
             return None
-        folder = Path(base_dir or ".") / Path(self.tokenizer).expanduser()
+        folder = Path(base_dir or ".") / in_home(self.tokenizer)
         return str(folder.resolve()) if folder.is_dir() else self.tokenizer
 
     def preparation(self, dataset: Dataset) -> Preparation:

@@ -237,12 +237,12 @@ def read_images(files: Files, names: tuple[str, ...], shape: tuple[int, int, int
     """
     rows = sum(_open(file.path).metadata.num_rows for file in files)
     kept = _kept_at(files, shape)
-    images = _read_kept(kept, (rows, *shape))
+    images = None if kept is None else _read_kept(kept, (rows, *shape))
     if images is None:
         for file in files:
             check_size(file.path, names)
         images = _decode(files, names, rows, shape)
-        if rows >= _WORTH_KEEPING:
+        if kept is not None and rows >= _WORTH_KEEPING:
             _keep(kept, images)
     return images
 
@@ -409,8 +409,12 @@ def _unreadable(path: Path, error: Exception) -> DataError:
     return DataError(f"{path} is not readable Parquet ({reason}): fetch the file again")
 
 
-def _kept_at(files: Files, shape: tuple[int, ...]) -> Path:
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+def _kept_at(files: Files, shape: tuple[int, ...]) -> Path | None:
+    """Where the decoded images of these files are kept; None for a user without a home."""
+    try:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    except RuntimeError:
+        return None
     key = hashlib.sha256(repr([(str(f.path), f.size, f.changed) for f in files] + [shape]).encode())
     return base / "potluck" / f"images-{key.hexdigest()[:24]}.npy"
 

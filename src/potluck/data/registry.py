@@ -28,6 +28,7 @@ from potluck.core.dataset import Dataset
 from potluck.core.origin import home, module_of, same_home
 from potluck.core.rng import Rng
 from potluck.errors import DataError, nearest
+from potluck.files import in_home
 
 Loader = Callable[..., Dataset]
 LoaderType = TypeVar("LoaderType", bound=Loader)
@@ -98,7 +99,7 @@ def load(name: str, dir: Path | str | None = None, *, labels_only: bool = False,
         )
     if labels_only and "labels_only" in accepted:
         options["labels_only"] = True
-    return loader(None if dir is None else Path(dir).expanduser(), **options)
+    return loader(None if dir is None else in_home(dir), **options)
 
 
 def needed(name: str) -> list[str]:

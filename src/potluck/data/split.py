@@ -33,7 +33,7 @@ from potluck.data.scaling import Scaling
 from potluck.data.shift import FeatureShiftConfig, Shift, check_shift
 from potluck.data.split_lines import read_lines
 from potluck.errors import DataError
-from potluck.files import LARGEST_JSON, read_bounded, write_whole
+from potluck.files import LARGEST_JSON, check_values, read_bounded, write_whole
 from potluck.front_door import front_door
 
 
@@ -400,8 +400,9 @@ def _check_overlap(path: Path, split: Split) -> None:
 
 def _read_json(path: Path) -> Any:
     try:
-        text = read_bounded(path, LARGEST_JSON).decode("utf-8")
-        return json.loads(text, object_pairs_hook=_no_key_twice)
+        content = read_bounded(path, LARGEST_JSON)
+        check_values(content)
+        return json.loads(content.decode("utf-8"), object_pairs_hook=_no_key_twice)
     except OSError as error:
         raise DataError(
             f"the split {path} cannot be read ({error.strerror or error}): check the path"

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from potluck.data.client_splits import PARTS, ClientSplits
 
 LARGE = 16 << 20  # bytes; a larger file is read like this, as all of it at once takes time and memory
+LONGEST = 256 << 20  # bytes of a line: a client with 25 million rows has that many
 _BEGIN, _END = b'"clients": [\n', b"]}\n"
 
 
-def client_lines(file: Iterable[bytes]) -> Iterator[bytes]:
+def lines_of(file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a file; a `ValueError` at one that is too long: a terabyte may have no end of a line."""
+    while line := file.readline(LONGEST + 1):
+        if len(line) > LONGEST:
+            raise ValueError("a line is too long")
+        yield line
+
+
+def client_lines(lines: Iterator[bytes]) -> Iterator[bytes]:
     """The lines of the clients, after the first line; a `ValueError` if the file is not written that way."""
-    lines = iter(file)
     if next(lines, b"") != _BEGIN:
         raise ValueError("it has no line for each client")
     for line in lines:
@@ -44,8 +52,9 @@ def read_lines(path: Path) -> tuple[dict[str, Any], ClientSplits] | None:
     ids, sizes, rows, widths = list[str](), array("q"), array("q"), set[int]()
     try:
         with path.open("rb") as file:
-            about = about_line(file.readline())
-            for line in client_lines(file):
+            lines = lines_of(file)
+            about = about_line(next(lines, b""))
+            for line in client_lines(lines):
                 entry = json.loads(line.rstrip().rstrip(b","))
                 parts = [entry.pop(part) for part in PARTS]
                 ids.append(str(entry.pop("id")))

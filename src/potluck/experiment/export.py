@@ -13,6 +13,7 @@ from potluck.data import Split
 from potluck.experiment.blocks import AnyData, AnyPartition, IndexFile
 from potluck.experiment.plain import plain
 from potluck.experiment.settings import ExperimentSettings
+from potluck.files import in_home
 from potluck.plugins import split_name
 
 APART = {
@@ -85,7 +86,7 @@ def _data_block(experiment: ExperimentSettings, data: AnyData) -> dict[str, Any]
         return {"name": data.name}
     block = data.model_dump(mode="json", exclude_defaults=True) | {"name": data.name}
     if data.dir is not None:
-        block["dir"] = str((experiment.folder / data.dir.expanduser()).resolve())
+        block["dir"] = str((experiment.folder / in_home(data.dir)).resolve())
     if data.path is not None:
         block["path"] = _absolute_paths(experiment.folder / (data.dir or ""), data.path)
     if data.tokenizer is not None:
@@ -98,4 +99,4 @@ def _absolute_paths(folder: Path, path: Any) -> Any:
         return {key: _absolute_paths(folder, one) for key, one in path.items()}
     if isinstance(path, list):
         return [_absolute_paths(folder, one) for one in path]
-    return str((folder / Path(path).expanduser()).absolute())
+    return str((folder / in_home(path)).absolute())

@@ -26,7 +26,18 @@ class _Yaml(yaml.SafeLoader):
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
-        self._merged = 0
+        self._merged = self._composed = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """The next value, or key, of the text: a long text is refused before all of it takes memory."""
+        self._composed += 1
+        if self._composed > 2 * _LARGEST:
+            place = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(
+                None, None, "it has too many values for an experiment; write fewer", place
+            )
+        node: yaml.Node | None = super().compose_node(parent, index)
+        return node
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         """Put into a mapping what it merges."""

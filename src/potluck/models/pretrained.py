@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from potluck.errors import ModelError
+from potluck.files import in_home
 
 OWN_PARTS = ("head.", "resize.")  # they belong to the task, not to the pretrained network
 
@@ -42,7 +43,7 @@ def load_weights(model: nn.Module, source: str | Path, name: str) -> None:
 
 def find_weights(source: str | Path, name: str) -> Path:
     """The file itself, or the one of that name in a folder."""
-    path = Path(source).expanduser()
+    path = in_home(source)
     if path.is_dir():
         path = path / f"{name}.safetensors"
     if not path.is_file():

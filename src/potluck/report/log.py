@@ -11,8 +11,9 @@ import json
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, get_args
 
@@ -28,7 +29,7 @@ from potluck.errors import ConfigError, RunError, nearest
 from potluck.experiment.overrides import read_yaml
 from potluck.files import read_json
 from potluck.report.format import rounded
-from potluck.report.reading import log_lines, reading
+from potluck.report.reading import check_width, fields_in, log_lines, reading
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -254,6 +255,9 @@ def _mean(values: Floats) -> float | None:
 # --- logs as tables -------------------------------------------------------------------------------------
 
 
+FIRST_LINES = 200  # whose fields are taken for those of all
+
+
 @dataclass(frozen=True)
 class LogFormat:
     """The columns of a log."""
@@ -329,18 +333,51 @@ def _parse(file: BinaryIO, format: LogFormat) -> pa.Table:
     if not file.read(1):
         return format.schema.empty_table()
     file.seek(0)
-    table = arrow_json.read_json(
-        file,
-        arrow_json.ReadOptions(use_threads=False),
-        arrow_json.ParseOptions(
-            explicit_schema=format.schema,
-            unexpected_field_behavior="infer" if format.open else "ignore",
-        ),
-    )
+    table = _all_fields(file, format.schema) if format.open else _read(file, format.schema, "ignore")
     for name in format.required:
         if table[name].null_count:
             raise pa.ArrowInvalid(f"it has no {name}")
     return table
+
+
+def _read(file: BinaryIO, schema: pa.Schema, unexpected: str) -> pa.Table:
+    """A log from its start; `unexpected` is what to do about fields outside the schema."""
+    file.seek(0)
+    return arrow_json.read_json(
+        file,
+        arrow_json.ReadOptions(use_threads=False),
+        arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=unexpected),
+    )
+
+
+def _all_fields(file: BinaryIO, schema: pa.Schema) -> pa.Table:
+    """A log with every field that a line has; a `ValueError` for one whose lines have ever more of them.
+
+    Arrow takes memory for every field in every line, and a few bytes may name a new field. So the fields of the
+    first lines are counted and taken for all; only if there are others, those of all lines are counted.
+    """
+    first = list(islice(file, FIRST_LINES))
+    lines = len(first) + sum(1 for _ in file)
+    check_width(fields_in(first), lines)
+    try:
+        known = _read(io.BytesIO(b"".join(first)), schema, "infer").schema
+        return _read(file, pa.schema([_as_floats(entry, schema.names) for entry in known]), "error")
+    except pa.ArrowInvalid:
+        file.seek(0)
+        check_width(fields_in(file), lines)
+        return _read(file, schema, "infer")
+
+
+def _as_floats(entry: pa.Field, known: Sequence[str] = ()) -> pa.Field:
+    """A field in which later lines may have any number where the first ones had whole ones, or none.
+
+    Those that are `known` have their type.
+    """
+    kind = entry.type
+    if pa.types.is_struct(kind):
+        return entry.with_type(pa.struct([_as_floats(kind.field(place)) for place in range(kind.num_fields)]))
+    whole = pa.types.is_integer(kind) or pa.types.is_null(kind)
+    return entry.with_type(pa.float64()) if whole and entry.name not in known else entry
 
 
 def _refusal(path: Path, lines: list[bytes], format: LogFormat) -> RunError:
@@ -369,6 +406,7 @@ def _refusal(path: Path, lines: list[bytes], format: LogFormat) -> RunError:
 # --- metrics.jsonl --------------------------------------------------------------------------------------
 
 _SERIES = ("held_out", "when", "mode")  # what tells one series from another
+MOST_SERIES = 1000
 _FURTHER = "further."  # in front of the column of a further measure
 
 
@@ -391,6 +429,8 @@ def _metrics(path: Path) -> Metrics:
     names = tuple(sorted(lines["client"].unique().to_pylist(), key=natural))
     lines = lines.append_column("place", pc.index_in(lines["client"], pa.array(names, pa.string())))
     first = lines.group_by(_SERIES).aggregate([("line", "min")]).sort_by("line_min")
+    if len(first) > MOST_SERIES:
+        raise ValueError(f"it has {len(first):,} pairs of moments and modes")
     judges = _metrics_by_client(lines, names)
     with reading(path.with_name(ENVIRONMENT)):
         facts = judged_by(judges, stored)

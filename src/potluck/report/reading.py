@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -33,6 +34,8 @@ FAULTS = (
 )
 LONGEST = 1 << 20  # bytes of a line in a log
 MOST_BRACKETS = 500  # in a line of a log: what is nested far deeper ends the process that parses it
+MOST_CELLS = 1 << 27  # of a table out of a log: a gigabyte of numbers
+FEW_FIELDS = 100  # with which a log may have any number of lines
 _SHOWN = 200  # characters of what was raised
 
 
@@ -89,3 +92,28 @@ def log_lines(path: Path) -> Iterator[bytes]:
 
 def _is_too_much(line: bytes) -> bool:
     return len(line) > LONGEST or line.count(b"{") + line.count(b"[") > MOST_BRACKETS
+
+
+def fields_in(lines: Iterable[bytes]) -> set[tuple[str, ...]]:
+    """Every field that some line of a log has, with those around it; lines that are no JSON have none."""
+    found: set[tuple[str, ...]] = set()
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            found.update(_fields(json.loads(line), ()))
+    return found
+
+
+def _fields(value: Any, above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield (*above, name)
+            yield from _fields(inner, (*above, name))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _fields(inner, above)
+
+
+def check_width(fields: Collection[Any], lines: int) -> None:
+    """Raise a `ValueError` for so many fields that a table of all lines would take far more memory than the log."""
+    if len(fields) > FEW_FIELDS and len(fields) * lines > MOST_CELLS:
+        raise ValueError(f"its {lines:,} lines have {len(fields):,} different fields")

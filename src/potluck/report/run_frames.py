@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import RunError
-from potluck.report.reading import REMEDY, log_lines
+from potluck.report.reading import REMEDY, check_width, log_lines, reading
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,7 +26,10 @@ def frame(log: Path, accuracy: Mapping[str, Any]) -> pd.DataFrame:
 
     lines = read_lines(log)
     check_whole(log, lines, accuracy)
-    found = pd.DataFrame([_row(line) for line in lines if "missing" not in line])
+    rows = [_row(line) for line in lines if "missing" not in line]
+    with reading(log):
+        check_width({name for row in rows for name in row}, len(rows))
+    found = pd.DataFrame(rows)
     order = [*KEYS, *_columns(found, ""), *_columns(found, "validation_"), "held_out"]
     counts = {
         name: "Int64" if found[name].isna().any() else "int64" for name in order if name.endswith("samples")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from potluck.data import split_lines
-from potluck.data.split_lines import about_line, client_lines
+from potluck.data.split_lines import about_line, client_lines, lines_of
 from potluck.report.log import read_mapping
 
 FIRST = 1000  # clients that are read whoever they are
@@ -30,9 +30,10 @@ def read_ids(path: Path) -> tuple[str, ...] | None:
     if path.stat().st_size <= split_lines.LARGE:
         return None
     with path.open("rb") as file:
-        file.readline()
         try:
-            return tuple(str(json.loads(_id(line))) for line in client_lines(file))
+            lines = lines_of(file)
+            next(lines, b"")
+            return tuple(str(json.loads(_id(line))) for line in client_lines(lines))
         except ValueError:
             return None
 
@@ -59,10 +60,11 @@ def _some(path: Path, wanted: Collection[str]) -> dict[str, Any] | None:
     names = {json.dumps(one).encode() for one in wanted}
     with path.open("rb") as file:
         try:
-            about = about_line(file.readline())
+            lines = lines_of(file)
+            about = about_line(next(lines, b""))
             starts = _starts(about)
             places, clients, total = list[int](), list[Any](), 0
-            for place, line in enumerate(client_lines(file)):
+            for place, line in enumerate(client_lines(lines)):
                 total += 1
                 pictured = any(start <= place < start + PICTURED for start in starts)
                 if place < FIRST or pictured or _id(line) in names:

@@ -15,6 +15,7 @@ from potluck.engine.factory import check_engine, player
 from potluck.engine.store.budget import check_memory
 from potluck.errors import ConfigError, RoundFailed, RunError, check_path
 from potluck.experiment.build import check_data_here
+from potluck.experiment.export import to_values
 from potluck.experiment.overrides import Override
 from potluck.experiment.schema import Experiment, also_loading, with_plugins
 from potluck.federation.explain import explain
@@ -24,7 +25,7 @@ from potluck.front_door import front_door
 from potluck.plugins import listed
 from potluck.report.again import to_go_on
 from potluck.runs import pilots
-from potluck.runs.environment import environment
+from potluck.runs.environment import check_texts, environment
 from potluck.runs.folder import RunFolder
 from potluck.runs.kept_models.keeping import check_keep
 from potluck.runs.loop import Interrupted, Run
@@ -71,6 +72,7 @@ def run(
     check_memory(experiment.engine.memory_bytes(), built.clients)
     check_trackers(experiment.track)
     wanted = Path(out) if out is not None else Path("runs") / experiment.name
+    check_texts(to_values(experiment))
     folder = RunFolder.create(wanted, exact=out is not None)
     with (
         _begun_here(folder),

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 
 from potluck.data import Split
-from potluck.errors import DataError, RunError
+from potluck.errors import ConfigError, DataError, RunError
 from potluck.experiment.export import to_values
 from potluck.experiment.origins import registered_here
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
 from potluck.runs.fetched_files import fetched_files
 from potluck.runs.folder import FORMAT, RunFolder
-from potluck.runs.own_code import own_code, reach
+from potluck.runs.own_code import own_code, reach, texts_in
 from potluck.runs.own_objects import own_sources
 from potluck.runs.started_here import seal
 from potluck.version import __version__
@@ -30,6 +30,7 @@ from potluck.version import __version__
 def environment(experiment: Experiment, federation: Federation) -> dict[str, Any]:
     """What `environment.json` says: the settings, what they stand for by content, machine and versions."""
     settings = to_values(experiment)
+    check_texts(settings)
     named = own_code(settings)
     origins = {} if experiment.portable else federation.clients.fingerprints()
     return {
@@ -53,8 +54,25 @@ def environment(experiment: Experiment, federation: Federation) -> dict[str, Any
             client: federation.population.label(client) for client in federation.population.ids[:1000]
         },
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": " ".join(Path(word).name if number == 0 else word for number, word in enumerate(sys.argv)),
+        "command": _command(),
     }
+
+
+def check_texts(settings: Mapping[str, Any]) -> None:
+    """Refuse a path that is no text: no file of the run could hold it and be read again."""
+    for text in texts_in(settings):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(
+                f"the path {text!r} is not text in UTF-8; rename it, or give another one"
+            ) from error
+
+
+def _command() -> str:
+    """The words of the command line; letters that are no text are replaced."""
+    words = [Path(word).name if number == 0 else word for number, word in enumerate(sys.argv)]
+    return " ".join(words).encode(errors="replace").decode()
 
 
 def machine(federation: Federation) -> dict[str, str]:

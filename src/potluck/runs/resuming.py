@@ -148,9 +148,10 @@ class Past:
                 f"{self.folder.path} was begun with another {other.key}: {other.there} there, {other.here} now; "
                 f"{_advice(other)}"
             )
-        if rounds is not None:
-            self._check_rounds(rounds)
-        self._check_keep(experiment)
+        with reading(self.folder / "environment.json"):
+            if rounds is not None:
+                self._check_rounds(rounds)
+            self._check_keep(experiment)
         check_own_code(self.folder.path, experiment, self.about["code"])
         return experiment
 
@@ -200,7 +201,8 @@ class Past:
 
     def _saves_due(self) -> int:
         """How many checkpoints the run had begun before its last round, at least; all but the last were written."""
-        every = CheckpointSettings.model_validate(self.about["settings"].get("checkpoint", {})).every
+        with reading(self.folder / "environment.json"):
+            every = CheckpointSettings.model_validate(self.about["settings"].get("checkpoint", {})).every
         saves, since = 0, 0.0
         with reading(self.folder / "timing.jsonl"):
             for line in [*self.folder.lines("timing.jsonl")][:-1]:
@@ -264,7 +266,7 @@ class Past:
 
 def is_free(one: Difference) -> bool:
     """Whether a setting may change while a run goes on; engines that keep states in its folder may, too."""
-    if one.key == "engine.name" and {one.there, one.here} == {LOCAL, RAY}:
+    if one.key == "engine.name" and (one.there, one.here) in ((LOCAL, RAY), (RAY, LOCAL)):
         return True
     return one.is_below(*FREE) or DATA_FOLDER.fullmatch(one.key) is not None
 

@@ -17,7 +17,7 @@ from potluck.data.own.frames import Categories, Standardize, Table
 from potluck.data.parquet import LIMIT_VARIABLE, check_size, size_limit
 from potluck.data.registry import register
 from potluck.errors import DataError, check_path, first_line
-from potluck.files import SETTINGS, check_plain
+from potluck.files import SETTINGS, check_plain, in_home
 from potluck.front_door import front_door
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def _is_pattern(paths: Any) -> bool:
 
 
 def _matching(path: str | Path, dir: Path) -> list[Path]:
-    whole = (dir / Path(path).expanduser()).absolute()
+    whole = (dir / in_home(path)).absolute()
     below = str(whole.relative_to(whole.anchor))
     if whole.is_dir():
         kind = "parquet" if any(whole.glob("*.parquet")) else "csv"

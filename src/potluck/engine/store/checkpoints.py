@@ -12,8 +12,10 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import safetensors.torch
@@ -24,7 +26,7 @@ from potluck.core.packed import State
 from potluck.engine.store.manifest import Manifest
 from potluck.engine.store.state_files import on_host
 from potluck.errors import RunError, first_line
-from potluck.files import held, remove, sha256, sync_folder, write_whole
+from potluck.files import by_readers, held, remove, sha256, sync_folder, write_whole
 
 KEPT = 3  # checkpoints that stay
 _READERS = 4  # threads that compute checksums
@@ -247,11 +249,11 @@ class Checkpoints:
     def _check(self, manifest: Manifest) -> None:
         """Compare every file with its checksum."""
 
-        def differs(name: str) -> str | None:
-            return None if sha256(self.folder / name) == manifest.sha256[name] else name
+        def differs(name: str, stop: Event) -> str | None:
+            return None if sha256(self.folder / name, stop=stop) == manifest.sha256[name] else name
 
-        with ThreadPoolExecutor(_READERS, thread_name_prefix="checksums") as pool:
-            for name in pool.map(differs, sorted(manifest.names)):
+        with closing(by_readers(differs, sorted(manifest.names))) as found:
+            for name in found:
                 if name is not None:
                     raise ValueError(f"{name} is damaged: its SHA-256 is not the one that was noted")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from potluck.core.card import ClientId
-from potluck.files import LARGEST_JSON, read_bounded
+from potluck.files import LARGEST_JSON, check_values, read_bounded
 
 SEAL = "seal"  # the key that has the checksum of all that stands before it
 _SERVER = re.compile(r"server-\d{6,}\.safetensors")
@@ -48,7 +48,9 @@ class Manifest:
     def read(cls, path: Path) -> Manifest:
         """Read a manifest; a `ValueError` says what is wrong with one that was not written like this."""
         try:
-            values = json.loads(read_bounded(path, LARGEST_JSON, follow=False))
+            content = read_bounded(path, LARGEST_JSON, follow=False)
+            check_values(content)
+            values = json.loads(content)
         except RecursionError as error:
             raise ValueError("it is nested too deeply") from error
         if not isinstance(values, dict):

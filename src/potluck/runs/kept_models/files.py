@@ -13,8 +13,8 @@ import json
 import re
 import shutil
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import safetensors.torch
@@ -23,12 +23,11 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from potluck.errors import RunError, first_line
-from potluck.files import WRITING, held, read_bounded, sha256
+from potluck.files import WRITING, by_readers, held, read_bounded, sha256
 
 ABOUT = "about.json"
 SUMS = "SHA256SUMS"
 BOTH = "both"
-_READERS = 4  # threads that compute checksums
 _LINE = re.compile(r"([0-9a-f]{64})  ([\w-]+\.(?:safetensors|json))")
 _PREFIX = "round-"
 _FOLDER = re.compile(r"\.?round-([0-9]{6,12})")  # with a point in front while it is written or removed
@@ -108,8 +107,9 @@ def check_models(folder: Path) -> None:
             f"{folder / unknown[0]} has no line in {SUMS}, so nothing says whether it is whole; "
             f"{models_remedy(folder)}"
         )
-    with ThreadPoolExecutor(_READERS, thread_name_prefix="checksums") as pool:
-        for sentence in pool.map(lambda one: _damage(folder / one[0], one[1]), sums.items()):
+    looks = by_readers(lambda one, stop: _damage(folder / one[0], one[1], stop), sums.items())
+    with contextlib.closing(looks) as found:
+        for sentence in found:
             if sentence is not None:
                 raise RunError(f"{sentence}; {models_remedy(folder)}")
 
@@ -143,12 +143,12 @@ def _sums(folder: Path) -> dict[str, str]:
     return sums
 
 
-def _damage(path: Path, wanted: str) -> str | None:
+def _damage(path: Path, wanted: str, stop: Event) -> str | None:
     """What is wrong with a file, None if nothing is."""
     try:
         return (
             None
-            if sha256(path) == wanted
+            if sha256(path, stop=stop) == wanted
             else f"{path} is damaged: its SHA-256 is not the one that was noted"
         )
     except FileNotFoundError:
