@@ -30,10 +30,7 @@ def try_first(site: Site, data: str) -> None:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        site.notes.announce(
-            f"client {site.client}: its data and model do not seem to work: {_why(error)}; mend them before a run "
-            "begins"
-        )
+        site.notes.announce(f"a run will probably not be joined: {_why(error)}")
 
 
 def _build(site: Site, given: Any) -> None:

@@ -114,7 +114,7 @@ class Progress:
             self._close()
             self._over = self.run
             self.tell(
-                f"the run {self.name} is over: {_rounds(self.rounds)}, {self.sent:,} bytes sent, "
+                f"the run {self.name} is over: {_rounds(self.rounds)}; with evaluations {self.sent:,} bytes sent, "
                 f"{self.received:,} received; waiting for the next one",
                 run=self.run,
                 rounds=self.rounds,

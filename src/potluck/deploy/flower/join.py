@@ -93,15 +93,16 @@ def join(joining: Joining) -> None:
     home = own_folder(joining.home)
     check_home(home)
     status = SiteStatus(joining.client, joining.server, home, home / "flower" / PULSE, joining.only)
-    with (
-        alone(home),
-        exposed(joining.prometheus, Follower(home, facts=lambda: status.facts() | about_here(home)).look),
-        kept(home, status.facts),
-    ):
-        try:
-            _take_part(joining, _notice(joining, status))
-        finally:
-            status.ended = True
+    with alone(home):
+        status.pulse.unlink(missing_ok=True)  # that of an earlier node
+        with (
+            exposed(joining.prometheus, Follower(home, facts=lambda: status.facts() | about_here(home)).look),
+            kept(home, status.facts),
+        ):
+            try:
+                _take_part(joining, _notice(joining, status))
+            finally:
+                status.ended = True
 
 
 def _notice(joining: Joining, status: SiteStatus) -> Notice:
