@@ -19,6 +19,7 @@ from potluck.deploy.resident import enrolment
 from potluck.deploy.tensor_specs import TensorSpec
 from potluck.deploy.wire import told_at_enrolment
 from potluck.errors import ConfigError, PinError
+from potluck.federation.explain import explain
 from potluck.methods.registry import method_names
 from potluck.testing.bench import DEFAULT_MODELS, Bench
 from staged_nets import OneBlock, ThreeExits, TwoBlocks, TwoExits
@@ -432,6 +433,14 @@ def test_the_rehearsal_is_shown_tensor_by_tensor() -> None:
     sheet = rehearsal_sheet(entry, "client 0")
     assert sheet.rows[2] == ("train", "prototypes", "(3, 64)", "float32", "192", "768 B")
     assert "198 scalars, 1." in sheet.notes[0]
+    assert sheet.notes[0].endswith(" come to the site.")
+    later = rehearsal_entry(
+        agreement, exchanges, entry["enrolment"], explain(federation, "0")["down_scalars"]
+    )
+    down = later["down_scalars"]
+    assert down["later"] > down["first"] == 0  # no client has told any prototypes so far
+    (note, *_) = rehearsal_sheet(later, "client 0").notes
+    assert f"come to the site in this first round, up to {down['later']:,} scalars in a later one." in note
     told = entry["enrolment"]
     assert set(told["extra"]) | {"samples", "task"} == set(agreement.card)
     assert told["samples"] == federation.population.samples("0")

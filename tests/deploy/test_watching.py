@@ -234,7 +234,7 @@ def test_a_clock_is_compared_with_the_servers():
         (Pulse(status=401, skew=-HOUR), False, 0, "the clock of this machine is 3,600 s behind the server's"),
         (Pulse(status=401, skew=1.0), True, 0, "does not believe the node's signature"),
         (Pulse(status=412, skew=1.0), True, 10, "takes this node to be online still"),
-        (Pulse(status=412, skew=1.0), True, 100, "another node uses the same key"),
+        (Pulse(status=412, skew=1.0), True, 100, "another site uses this key"),
         (Pulse(status=412), False, 0, "does not know the node's key"),
         (Pulse(status=502), True, 0, ""),
     ],

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 import potluck
 from potluck.cli.app import app
+from potluck.live import status_file
 from potluck.live.board import MOST_CLIENTS, Board
 from potluck.live.log_tails import Evaluations, LogTail, Means, thinned
 from potluck.live.loopback import CONNECTIONS, Page, answering
@@ -119,6 +120,26 @@ def test_a_run_is_seen_while_it_goes_on_and_when_it_has_ended(tmp_path):
     assert all(ended.clients[client].seconds > 0 for client in "01")
     assert ended.clients["1"].score == pytest.approx(looks.ends[2].scores["1"], abs=1e-6)
     assert {*json.loads(json.dumps(ended.to_json()))} >= {"state", "round", "clients", "curve", "messages"}
+    shown = plain(status_sheet(ended))
+    assert re.search(r"messages: [\d.]+ \wB up, [\d.]+ \wB down, those for evaluation included", shown)
+
+
+@pytest.mark.parametrize(("engine", "names"), [("local", False), ("flower-simulation", True)])
+def test_a_run_names_flower_only_where_it_runs_on_it(tmp_path, monkeypatch, engine, names):
+    monkeypatch.setattr(status_file, "_version", lambda package: "1.41.0")
+    settings = {
+        "name": "n",
+        "method": {"name": "fedavg"},
+        "training": {"rounds": 3},
+        "engine": {"name": engine},
+    }
+    (tmp_path / "environment.json").write_text(json.dumps({"settings": settings}))
+    write_status(tmp_path, Board(kind="run", name="n", method="fedavg").facts())
+    now = Follower(tmp_path).look()
+    assert ("flower 1.41.0" in plain(status_sheet(now))) is names
+    assert (now.to_json()["flower"] == "1.41.0") is names
+    write_status(tmp_path, Board(kind="server", name="n", method="fedavg").facts())
+    assert "flower 1.41.0" in plain(status_sheet(Follower(tmp_path).look()))
 
 
 def test_a_run_that_fails_says_why_and_who(tmp_path):

@@ -141,6 +141,7 @@ def _check_site(
     from potluck.deploy.resident import enrolment
     from potluck.deploy.site import model_entry, rehearsal_federation
     from potluck.deploy.wire import told_at_enrolment
+    from potluck.federation.explain import explain
 
     if write is not None:
         check_new(write)  # before the work is done
@@ -149,7 +150,11 @@ def _check_site(
     chosen = offered_experiment(offered)
     federation = rehearsal_federation(chosen, client, model, data, metrics)
     agreement, exchanges = propose(federation, client, chosen.training.rounds)
-    entry = rehearsal_entry(agreement, exchanges, told_at_enrolment(enrolment(federation, client)))
+    told, later = (
+        told_at_enrolment(enrolment(federation, client)),
+        explain(federation, client)["down_scalars"],
+    )
+    entry = rehearsal_entry(agreement, exchanges, told, later)
     if write is not None:
         agreement.write(write)
     if screen.json:

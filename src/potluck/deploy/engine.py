@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from potluck.core.card import ClientId
 from potluck.core.metrics import MetricFacts
+from potluck.core.plain_values import printable
 from potluck.deploy.donors import Donors
 from potluck.deploy.keyring import KeyRegister
 from potluck.deploy.plausible import implausible
@@ -38,6 +39,7 @@ HALVED = 2  # times at most: an exchange through Flower alone takes several seco
 LOOK = 3.0  # seconds between two looks at who is there
 LOOKS = 4  # looks after which nodes are greeted, though others still come and go
 REMEMBERED = 100  # nodes that were not taken in, whose reasons are told
+UNLIKE = "its task, its model or its public samples do not fit those of the others; ask the operator"
 GRACE = 30.0  # seconds that the others have, from the last arrival on, once enough clients are there
 
 
@@ -78,6 +80,7 @@ class FlowerEngine(Engine):
         self.courier, self.notice, self.keys = courier, notice, keys
         self.ids, self.settings, self.fields = tuple(ids), settings, set(fields)
         self.device = settings.torch_device()
+        self.welcome = welcome
         self.hello = pack_order(Hello(welcome))
         self.largest: Callable[[ClientId, tuple[str, ...]], int | None] = lambda client, steps: None
         self.excluded: frozenset[ClientId] = frozenset()  # left out for good
@@ -282,7 +285,7 @@ class FlowerEngine(Engine):
         self._renew_keys(there)
         self._forget(there)
         new = [node for node in there if node not in self._met and self._tries.get(node, 0) < TRIES]
-        letters = [(node, self.hello) for node in new]
+        letters = [(node, self._greeting(node)) for node in new]
         most = [LARGEST_INTRODUCTION] * len(new)
         owners = {node: self._owner(node) for node in new}
         waits = [HELLO / 2 ** min(self._vain[owner], HALVED) for owner in owners.values()]
@@ -294,6 +297,13 @@ class FlowerEngine(Engine):
             if refusal and self._refusals.get(node) != refusal:
                 self._refuse(node, refusal)
         self.board.seen([client for client, node in self.homes.items() if node in there])
+
+    def _greeting(self, node: Node) -> bytes:
+        """The welcome; a node that was not taken in hears why, though nothing of other clients' cards."""
+        reason = self._refusals.get(node, "")
+        if any(reason == told for _, told in self.turned_away.values()):
+            reason = UNLIKE
+        return pack_order(Hello(self.welcome, printable(reason))) if reason else self.hello
 
     def _owner(self, node: Node) -> ClientId | None:
         """Whose key a node has shown; None for all that show no client's. A node started anew has another id."""

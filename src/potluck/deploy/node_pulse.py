@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 HEARTBEAT = "send-node-heartbeat"
 ACTIVATE = "activate-node"
 PULL = "pull-messages"
-UNAUTHORISED, REFUSED = 401, 412
+ANSWERED, UNAUTHORISED, REFUSED = 200, 401, 412
 AHEAD, BEHIND = 5.0, 300.0  # seconds a node's clock may be ahead of Flower's server or behind it
 STILL_ONLINE = 75.0  # seconds; a node that was killed counts as online for up to 60
 STALL = 180.0  # seconds without the end of a call; each has 30, and pauses between them at most 20
@@ -43,6 +44,11 @@ class Pulse:
     )
     beat: float | None = None  # its last heartbeat, which comes from a thread of its own
     distrusted: str = ""  # why the server's certificate was not taken
+
+    @property
+    def answered(self) -> bool:
+        """Whether the server took its newest call."""
+        return self.status == ANSWERED
 
     @classmethod
     def read(cls, path: Path) -> Pulse:
@@ -73,7 +79,7 @@ class PulseFile:
 
     def note(self, call: str, status: int, date: str | None = None, distrusted: str = "") -> None:
         """Note the end of a call. Heartbeats come from a thread of their own and say nothing of the loop."""
-        now, fine = self.clock(), status == 200
+        now, fine = self.clock(), status == ANSWERED
         if call == HEARTBEAT and status not in (UNAUTHORISED, REFUSED):
             self._change(beat=now)
             return
@@ -120,6 +126,17 @@ def skew_of(date: str | None, now: float) -> float | None:
         return None
 
 
+def clock_time(moment: float) -> str:
+    """A moment on the clock of this machine, with the day where it is not today."""
+    then, now = datetime.fromtimestamp(moment).astimezone(), datetime.now().astimezone()
+    return then.strftime("%H:%M:%S" if then.date() == now.date() else "%Y-%m-%d %H:%M:%S")
+
+
+def gone(heard: float) -> str:
+    """What is said of a server that was there."""
+    return f"has not answered since {clock_time(heard)}; it is called again until it does"
+
+
 def trouble(pulse: Pulse, known: bool, refused_for: float) -> str:
     """Why the server does not take a node, in one sentence; empty where the pulse does not say.
 
@@ -142,16 +159,16 @@ def trouble(pulse: Pulse, known: bool, refused_for: float) -> str:
         return ""
     if known and refused_for < STILL_ONLINE:
         return (
-            "the server takes this node to be online still, as it does for about a minute after a node was killed; "
-            "it is tried again"
+            "the server takes this node to be online still, as it does for about a minute after a node was killed, "
+            "or another site uses this key; it is tried again"
         )
     if known:
         return (
-            "the server refuses the node's key for longer than a killed node counts as online: another node uses "
-            "the same key, or it was taken off the register; ask the operator (flwr supernode list)"
+            "the server refuses the node's key for longer than a killed node counts as online: another site uses "
+            "this key, or it was taken off the register; ask the operator (flwr supernode list)"
         )
     return (
-        "the server does not know the node's key, or another node is online with it; it is tried again, as a "
-        "server that is just starting soon knows it; if this goes on, ask the operator to register it "
+        "the server does not know the node's key, or another site uses this key; it is tried again, as a server "
+        "that is just starting soon knows it; if this goes on, ask the operator to register it "
         "(flwr supernode register)"
     )

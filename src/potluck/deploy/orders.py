@@ -13,11 +13,12 @@ from potluck.core.card import ClientId
 from potluck.core.plain_values import printable
 from potluck.deploy.bounds import check_order
 from potluck.deploy.discretion import in_public
+from potluck.deploy.progress import EVALUATE, JOIN
 from potluck.deploy.resident import Resident
 from potluck.deploy.site_status import OrderNotes
 from potluck.deploy.wire import Enrolment, Hello, Order, pack_reply, unpack_order
-from potluck.engine.protocol import Failure, Outcome, Request, about
-from potluck.errors import PotluckError, StepFailed
+from potluck.engine.protocol import Answer, Failure, Outcome, Request, about
+from potluck.errors import PotluckError, StepFailed, kind_and_message
 
 
 class Orders(ABC):
@@ -45,8 +46,9 @@ class Orders(ABC):
             order = unpack_order(data)
             check_order(order)
             self.notes.begin(*_in_words(order))
-            reply = pack_reply(self.obey(order))
-            self.notes.answered(len(data), len(reply))
+            outcome = self.obey(order)
+            reply = pack_reply(outcome)
+            self._note(order, outcome, len(data), len(reply))
             return reply
         except KeyboardInterrupt:
             raise
@@ -59,8 +61,18 @@ class Orders(ABC):
     def refuse(self, error: BaseException, received: int = 0) -> bytes:
         """The reply to an order that is not done: one sentence, however long the words of the server in it are."""
         with contextlib.suppress(Exception):
-            self.notes.refused(str(error) or type(error).__name__, received)
+            known = isinstance(error, PotluckError)
+            self.notes.refused(str(error) if known else kind_and_message(error), received)
         return pack_reply(Failure(self.client, printable(about(self.client, in_public(error)))))
+
+    def _note(self, order: Order, outcome: Outcome | Enrolment, received: int, sent: int) -> None:
+        """Note an order that was done."""
+        if isinstance(order, Hello):
+            self.notes.greeted(order.refused)
+            self.notes.answered(received, sent)
+        else:
+            steps = outcome.report.steps if isinstance(outcome, Answer) else 0
+            self.notes.answered(received, sent, order.stamp.exchange, steps)
 
     def obey(self, order: Order) -> Outcome | Enrolment:
         """Do an order, or raise why not."""
@@ -90,6 +102,6 @@ class Orders(ABC):
 def _in_words(order: Order) -> tuple[str, int | None, str]:
     """The run and the round of an order, and what it asks for."""
     if isinstance(order, Hello):
-        return str(order.welcome.get("run", "")), None, "join"
-    asked = "+".join(order.steps) if isinstance(order, Request) else "evaluate"
+        return str(order.welcome.get("run", "")), None, JOIN
+    asked = "+".join(order.steps) if isinstance(order, Request) else EVALUATE
     return order.stamp.experiment, order.stamp.round, asked

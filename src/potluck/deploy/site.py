@@ -200,13 +200,14 @@ class Site(Orders):
             joined.add(run)  # after the welcome: a run that is counted and has none was removed
             self._joined[run] = resident.most_bytes
             self.resident, self.run = resident, run  # last: it takes part only in what is written down
+        self.notes.progress.of(offer)
         return self.resident.enrolment()
 
     def _resident(self, offer: Mapping[str, Any], run: str, folder: Path) -> Resident:
         """The live client of a run. Models are tried last: what was not agreed to is refused before any work."""
         with postponed() as trials:
             federation = self.federation(dict(offer["experiment"]), run)
-            with _modest():
+            with modest():
                 resident = Resident(
                     federation,
                     self.client,
@@ -215,7 +216,7 @@ class Site(Orders):
                     fresh=not self.simulated,
                     rounds=rounds_of(offer),
                 )
-        with _modest():
+        with modest():
             for trial in trials:
                 trial()
         return resident
@@ -233,7 +234,7 @@ class Site(Orders):
         own = experiment.training.per_client.get(self.client)
         check_work((own and own.epochs) or experiment.training.epochs, len(split[self.client].train))
         try:
-            with _modest():
+            with modest():
                 return self._assembled(experiment, given, data, split, run, self._wanted(values))
         except ConfigError as error:
             if f"({self._models(experiment).label(self.client)})" in str(error):
@@ -335,7 +336,7 @@ class Site(Orders):
 
 
 @contextlib.contextmanager
-def _modest() -> Iterator[None]:
+def modest() -> Iterator[None]:
     """Bound the models that a server describes, and what they make of a sample."""
     bounds = Modest(tensors=MOST_TENSORS)
     with ModestResults(bounds), bounds:

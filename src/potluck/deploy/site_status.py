@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from potluck.core.plain_values import printable, read_json
+from potluck.deploy.announcements import Announcements
 from potluck.deploy.logs import Log
-from potluck.deploy.node_pulse import REFUSED, UNAUTHORISED, Pulse, trouble
+from potluck.deploy.node_pulse import REFUSED, UNAUTHORISED, Pulse, clock_time, gone, trouble
+from potluck.deploy.progress import JOIN, Progress
 from potluck.files import read_bounded
 from potluck.live.status_file import write_small
 
@@ -33,9 +35,11 @@ class OrderFacts:
     order: str = ""  # the last one, in words
     ordered: float | None = None  # when it came
     busy: bool = False  # it is being done
+    over: bool = False  # the last round of the run was played, and nothing came since
     orders: dict[str, int] = field(default_factory=lambda: {"answered": 0, "refused": 0})
     refused: str = ""  # why the last one was that was
     refused_at: float | None = None
+    unwelcome: str = ""  # why the server has not taken this site in, as its last greeting says
     sent: int = 0
     received: int = 0
 
@@ -62,22 +66,35 @@ class OrderNotes:
         before = read_orders(home) if home is not None else {}
         self.home, self.log, self.room = home, Log(), Room()
         self.facts = OrderFacts(run=before.get("run", ""), round=before.get("round"))
+        self.announce = Announcements(home)
+        self.progress = Progress(self._announced)
         self._keep()
 
     def begin(self, run: str, round_: int | None, order: str) -> None:
         """An order has come; a welcome belongs to no round."""
-        facts = self.facts
-        facts.run, facts.order = printable(run, 64), printable(order, 200)
-        facts.round = facts.round if round_ is None else round_
-        facts.ordered, facts.busy = time.time(), True
+        facts, known = self.facts, printable(run, 64)
+        kept = facts.round if known == facts.run else None
+        facts.run, facts.order = known, printable(order, 200)
+        facts.round = kept if round_ is None else round_
+        facts.ordered, facts.busy, facts.over = time.time(), True, False
+        self.progress.begin(facts.run, round_, facts.order)
         self._keep()
 
-    def answered(self, received: int, sent: int) -> None:
-        """It was done, or was done before: so many bytes came, so many leave."""
+    def greeted(self, refused: str) -> None:
+        """It agreed to a run; `refused` is why the server has not taken it in after the greeting before."""
+        self.facts.unwelcome = printable(refused)
+        self.progress.joined()
+        self.progress.unwelcome(self.facts.unwelcome)
+
+    def answered(self, received: int, sent: int, exchange: int = 0, steps: int = 0) -> None:
+        """It was done, or was done before: so many bytes came, so many leave, after so many gradient steps."""
+        facts = self.facts
+        took = time.time() - (facts.ordered or time.time())
+        if facts.round is not None and facts.order != JOIN:
+            facts.unwelcome = ""  # it takes part
+        self.progress.answered(facts.order, exchange, steps, took, received, sent)
         self._ended("answered", received, sent)
         if self.home is not None:
-            facts = self.facts
-            took = time.time() - (facts.ordered or time.time())
             self._say(
                 f"answered: {facts.order}, {sent:,} bytes, {took:.1f} s",
                 order=facts.order,
@@ -87,9 +104,23 @@ class OrderNotes:
 
     def refused(self, reason: str, received: int = 0, sent: int = 0) -> None:
         """It is not done, for this reason."""
-        self.facts.refused, self.facts.refused_at = printable(reason), time.time()
+        facts = self.facts
+        facts.refused, facts.refused_at = printable(reason), time.time()
+        self.progress.refused(facts.order if facts.busy else "", facts.refused)
         self._ended("refused", received, sent)
         self._say(f"refused: {reason}")
+
+    def idle(self) -> None:
+        """No order is at hand."""
+        self.progress.idle()
+        if self.progress.is_over and not self.facts.over:
+            self.facts.over = True
+            self._keep()
+
+    def _announced(self, sentence: str, **facts: Any) -> None:
+        """Have the people at the site told, unless a server that asks without end has taken all the room."""
+        if self.room.left > 0:
+            self.announce(sentence, **facts)
 
     def _say(self, sentence: str, **more: Any) -> None:
         """Write a line of the log, which must not disturb the work either."""
@@ -147,6 +178,7 @@ class SiteStatus:
         self.ended = False
         self.notice, self.noticed = "", self.started
         self._trouble, self._fine = "", self.started
+        self._heard: float | None = None  # its node was last answered, also one that was started again since
 
     def say(self, sentence: str) -> None:
         """Keep the last thing that was said."""
@@ -166,17 +198,19 @@ class SiteStatus:
         if self.only != "worker":
             node = self._node()
             about |= node
-            states.append("connected" if node["connected"] else "not connected")
+            states.append(self._connection(node["connected"]))
         if self.only != "node":
             orders = read_orders(self.home)
             about |= orders
             states.append(f"at work: {orders['order']}" if orders.get("busy") else "waiting for orders")
+            about["trouble"] = "; ".join(filter(None, [self._trouble, *_complaints(orders)]))
         return about | {"state": "stopped" if self.ended else "; ".join(states)}
 
     def _node(self) -> dict[str, Any]:
         """What the pulse of the node says; a node that is started again has none for a moment."""
         pulse, now = Pulse.read(self.pulse), time.time()
-        connected = pulse.pulled is not None and now - pulse.pulled < RECENT
+        self._heard = self._heard if pulse.pulled is None else pulse.pulled
+        connected = pulse.answered and pulse.pulled is not None and now - pulse.pulled < RECENT
         if connected:
             self._trouble, self._fine = "", now
         else:
@@ -185,9 +219,13 @@ class SiteStatus:
             "server": self.server,
             "connected": connected,
             "taken_in": pulse.since,
-            "pulled": pulse.pulled,
+            "pulled": self._heard,
             "trouble": self._trouble,
         }
+
+    def _connection(self, connected: bool) -> str:
+        since = "" if self._heard is None else f" since {clock_time(self._heard)}"
+        return "connected" if connected else f"not connected{since}"
 
     def _why(self, pulse: Pulse, now: float) -> str:
         if pulse.status in (UNAUTHORISED, REFUSED):
@@ -198,5 +236,14 @@ class SiteStatus:
             why = printable(pulse.distrusted)
             return f"the certificate of {self.server} is not taken: {why}; see its dates and --ca"
         if pulse.at and not pulse.status:
-            return f"{self.server} does not answer"
+            since = "does not answer" if self._heard is None else gone(self._heard)
+            return f"{self.server} {since}"
         return ""
+
+
+def _complaints(orders: dict[str, Any]) -> list[str]:
+    """What is wrong between a worker and the server."""
+    refused, unwelcome = orders.get("orders", {}).get("refused", 0), orders.get("unwelcome", "")
+    told = [f"the server has not taken this site in: {unwelcome}"] if unwelcome else []
+    number = "an order was" if refused == 1 else f"{refused:,} orders were"
+    return told + ([f"{number} refused here, the last: {orders['refused']}"] if refused else [])

@@ -34,9 +34,13 @@ LARGEST_OPEN = 1 << 31  # bytes of a message whose size the wire contract leaves
 
 @dataclass(frozen=True)
 class Hello:
-    """The server introduces its run and asks for the client's card."""
+    """The server introduces its run and asks for the client's card.
+
+    `refused` is why it has not taken the client in after the greeting before, if so.
+    """
 
     welcome: Mapping[str, Any]
+    refused: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,8 @@ def most_bytes(message: int | None) -> int:
 def pack_order(order: Order) -> bytes:
     """An order on its way to the client."""
     if isinstance(order, Hello):
-        return _pack(Message(), {"order": "hello", "welcome": dict(order.welcome)})
+        refused = {"refused": order.refused} if order.refused else {}
+        return _pack(Message(), {"order": "hello", "welcome": dict(order.welcome), **refused})
     return _pack(order.down or Message(), request_note(order))
 
 
@@ -68,7 +73,7 @@ def unpack_order(data: bytes) -> Order:
     with _reading("an order"):
         kind = about["order"]
         if kind == "hello":
-            return Hello(dict(about["welcome"]))
+            return Hello(dict(about["welcome"]), printable(str(about.get("refused", ""))))
         if kind in REQUESTS:
             return read_request(about, message)
     raise MessageError(f"there is no order {shown(kind)}; {SAME_VERSION}")

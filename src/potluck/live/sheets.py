@@ -99,6 +99,8 @@ def trouble(now: Snapshot, moment: float) -> str:
     """What somebody should know of a run that does not go on as it should; empty where all is well."""
     if now.problem:
         return now.problem
+    if now.kind == "site" and now.alive and now.site.get("trouble"):
+        return str(now.site["trouble"])
     return state_in_words(now, moment) if now.why or now.state == "gone" else ""
 
 
@@ -187,7 +189,8 @@ def _slowest(now: Snapshot) -> str:
 def _resources(now: Snapshot) -> str:
     parts = []
     if any(now.messages.values()):
-        parts.append(f"messages: {size(now.messages['up'])} up, {size(now.messages['down'])} down")
+        up, down = (size(now.messages[way]) for way in ("up", "down"))
+        parts.append(f"messages: {up} up, {down} down, those for evaluation included")
     if now.kind == "server":
         parts.append(_crossed(now))
     if now.memory:
@@ -222,6 +225,7 @@ def _versions(now: Snapshot) -> str:
 def _site(now: Snapshot, moment: float) -> Sheet:
     half = now.site["half"]
     rows = [("state", state_in_words(now, moment)), ("started", ago(now.started, moment))]
+    rows.append(("trouble", now.site["trouble"] or "none"))
     if half != "worker":
         rows += _node_rows(now, moment)
     if half != "node":
@@ -240,7 +244,6 @@ def _node_rows(now: Snapshot, moment: float) -> list[tuple[str, str]]:
         ("server", site["server"]),
         ("taken in", ago(site["taken_in"], moment)),
         ("last call answered", ago(site["pulled"], moment)),
-        ("trouble", site["trouble"] or "none"),
     ]
 
 

@@ -172,6 +172,8 @@ class Follower:
             "rounds": facts.get("rounds") or settings.get("rounds", 0),
             "round": times.round or facts.get("round", 0),
         }
+        if told.get("kind", "run") == "run" and not settings.get("flower"):
+            told["flower"] = None  # installed, but no part of this run
         ended = _changed(self.folder / "timing.jsonl") if times.round else None
         means, measure = _means(evaluations), _measure(evaluations, settings.get("metrics"))
         scores = [mean.score for _, mean in means if mean.score is not None]
@@ -249,6 +251,7 @@ def _settings(about: Facts) -> dict[str, Any]:
         "name": printable(str(settings["name"])),
         "method": printable(str(settings["method"]["name"])),
         "rounds": round_of(settings["training"]["rounds"]),
+        "flower": str((settings.get("engine") or {}).get("name", "")).startswith("flower"),
         "metrics": metrics,
     }
 

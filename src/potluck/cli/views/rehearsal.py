@@ -15,9 +15,13 @@ from potluck.report.render import Column, Sheet, words
 
 
 def rehearsal_entry(
-    agreement: Agreement, exchanges: Sequence[Exchange], enrolment: Mapping[str, Any]
+    agreement: Agreement, exchanges: Sequence[Exchange], enrolment: Mapping[str, Any], later: int = 0
 ) -> dict[str, Any]:
-    """What the site would tell and send, and the agreement that allows just that: `join --check --json`."""
+    """What the site would tell and send, and the agreement that allows just that: `join --check --json`.
+
+    A server has little to send before its first round: `later` is how many scalars may come in a further one.
+    """
+    first = sum(one.down.scalars for one in exchanges)
     return {
         "enrolment": json.loads(json.dumps(enrolment)),
         "leaves": [
@@ -36,6 +40,7 @@ def rehearsal_entry(
             {"step": "+".join(one.steps), "up_bytes": one.up.nbytes, "down_bytes": one.down.nbytes}
             for one in exchanges
         ],
+        "down_scalars": {"first": first, "later": max(later, first)},
         "agreement": agreement.model_dump(mode="json"),
     }
 
@@ -59,11 +64,17 @@ def _notes(entry: Mapping[str, Any]) -> tuple[str, ...]:
     scalars = sum(line["scalars"] for line in entry["leaves"])
     number = "one message" if len(messages) == 1 else f"{len(messages)} messages"
     return (
-        f"In all {count(scalars)} scalars, {size(up)} in {number}; {size(down)} come to the site.",
+        f"In all {count(scalars)} scalars, {size(up)} in {number}; {size(down)} come to the site{_later(entry)}.",
         f"Once, at enrolment: {_enrolment(entry['enrolment'])}. With every reply: {', '.join(REPORT)}"
         f"{_own(agreement['metrics'])}.",
         f"{agreement['method']} with {_options(agreement['options'])}.",
     )
+
+
+def _later(entry: Mapping[str, Any]) -> str:
+    """More may come once the server has something of the others."""
+    first, later = entry["down_scalars"]["first"], entry["down_scalars"]["later"]
+    return f" in this first round, up to {count(later)} scalars in a later one" if later > first else ""
 
 
 def _own(metrics: Sequence[str]) -> str:

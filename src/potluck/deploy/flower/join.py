@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import stat
 import sys
@@ -12,10 +13,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from potluck.deploy.announcements import Listener
 from potluck.deploy.flower.connections import Security, check_server, free_port, split_address
 from potluck.deploy.flower.processes import PULSE, Process, require_files, require_flower, start_supernode
-from potluck.deploy.flower.watching import PAUSE, NodeWatch, Watched, WorkerWatch
+from potluck.deploy.flower.watching import PAUSE, Connection, NodeWatch, Watched, WorkerWatch, takes_calls
 from potluck.deploy.logs import VARIABLE, Log
 from potluck.deploy.node_keys import check_node_key
 from potluck.deploy.record_files import own_folder
@@ -25,6 +28,7 @@ from potluck.live.prometheus import exposed
 from potluck.live.snapshot import Follower
 from potluck.live.status_file import about_here, kept
 
+Notice = Callable[..., None]  # a sentence, and perhaps facts of it by name
 HALVES = ("", "worker", "node")
 KNOWN_NOISE = (
     "--simulated takes private noise from the experiment's seed, which the server knows: it protects nothing; "
@@ -71,14 +75,15 @@ class Joining:
         if self.only != "worker" and self.security.node_key is not None:
             check_node_key(self.security.node_key)
 
-    def worker_words(self, socket_path: Path) -> list[str]:
-        """The command line of the worker."""
+    def worker_words(self, socket_path: Path, first: bool = False) -> list[str]:
+        """The command line of the worker; the `first` one tries the site's data and model before it answers."""
         words = [sys.executable, "-P", "-m", "potluck.deploy.flower.worker", "--client", self.client]
         words += ["--model", self.model, "--data", self.data, "--home", str(self.home)]
         words += ["--socket", str(socket_path), "--device", self.device]
         words += ["--accept", str(self.accept)] if self.accept is not None else []
         words += [word for metric in self.metrics for word in ("--metric", metric)]
         words += ["--shared"] if self.only == "worker" else []
+        words += ["--try-first"] if first else []
         return words + (["--simulated"] if self.simulated else [])
 
 
@@ -88,28 +93,43 @@ def join(joining: Joining) -> None:
     home = own_folder(joining.home)
     check_home(home)
     status = SiteStatus(joining.client, joining.server, home, home / "flower" / PULSE, joining.only)
-    with (
-        alone(home),
-        exposed(joining.prometheus, Follower(home, facts=lambda: status.facts() | about_here(home)).look),
-        kept(home, status.facts),
-    ):
-        try:
-            _take_part(joining, _notice(joining, status))
-        finally:
-            status.ended = True
+    with alone(home):
+        status.pulse.unlink(missing_ok=True)  # that of an earlier node
+        with (
+            exposed(joining.prometheus, Follower(home, facts=lambda: status.facts() | about_here(home)).look),
+            kept(home, status.facts),
+        ):
+            try:
+                _take_part(joining, _notice(joining, status))
+            finally:
+                status.ended = True
 
 
-def _notice(joining: Joining, status: SiteStatus) -> Callable[[str], None]:
-    """Tell a sentence to the log, with the round that the worker is in, and keep it in the status."""
+def _notice(joining: Joining, status: SiteStatus) -> Notice:
+    """Tell a sentence to the log, with the round that the worker is in, and keep it in the status.
+
+    A sentence that comes with facts of its own says of which round it is.
+    """
     log = Log(joining.log == "json")
 
-    def tell(sentence: str) -> None:
-        round_ = read_orders(joining.home).get("round")
+    def tell(sentence: str, **facts: Any) -> None:
         status.say(sentence)
+        if facts:
+            log(sentence, client=joining.client, **facts)
+            return
+        round_ = _round_now(joining.home, status.started)
         where = "" if round_ is None or log.as_json else f"round {round_}: "
         log(f"{where}{sentence}", client=joining.client, round=round_)
 
     return tell
+
+
+def _round_now(home: Path, started: float) -> int | None:
+    """The round that the worker is in; none before its first order since this `join` began, and after a run."""
+    orders = read_orders(home)
+    if orders.get("over") or (orders.get("ordered") or 0.0) < started:
+        return None
+    return orders.get("round")
 
 
 def check_home(home: Path) -> None:
@@ -145,7 +165,7 @@ def alone(home: Path) -> Iterator[None]:
         yield
 
 
-def _take_part(joining: Joining, notice: Callable[[str], None]) -> None:
+def _take_part(joining: Joining, notice: Notice) -> None:
     if joining.only != "worker" and not check_server(joining.server, joining.security):
         notice(f"nobody answers at {joining.server} yet: it is tried until the server is there")
     if joining.simulated:
@@ -157,33 +177,53 @@ def _take_part(joining: Joining, notice: Callable[[str], None]) -> None:
             joining.socket
             or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="potluck-"))) / "worker"
         )
-        words = joining.worker_words(path)
+        starts = itertools.count()
 
         def worker() -> Process:
             if joining.socket is None:
                 make_meeting_place(path.parent)
             log, note = joining.home / "worker.log", joining.home / "worker.pid"
             unbuffered = {**os.environ, "PYTHONUNBUFFERED": "1", VARIABLE: joining.log}
+            words = joining.worker_words(path, first=next(starts) == 0)
             return Process(words, log, unbuffered, piped=True, name="the worker", note=note)
 
         def supernode() -> Process:
             return start_supernode(joining.server, joining.security, flower, path, free_port())
 
         watched: list[Watched] = []
+        said = Listener(joining.home)
+        notice(f"client {joining.client}: logs are in {joining.home}")
         if joining.only != "node":
             watched.append(_watch(worker, stack))
             watched[-1].stalled = WorkerWatch(path).stalled
+            _await_worker(watched[-1], path, notice)
+            _pass_on(said, notice)
         if joining.only != "worker":
             node = NodeWatch(flower)
             watched.append(_watch(supernode, stack))
             watched[-1].reason, watched[-1].stalled = node.reason, node.stalled
-        notice(f"client {joining.client}: logs are in {joining.home}")
+            watched[-1].hushed = node.hushed
+        connection = Connection(flower / PULSE, joining.server)
         where = f"takes part at {joining.server}" if joining.only != "worker" else f"waits at {path}"
         notice(f"client {joining.client} {where}; Ctrl-C ends it")
         while True:
             time.sleep(PAUSE)
             for one in watched:
                 one.look(notice)
+            connection.look(notice)
+            _pass_on(said, notice)
+
+
+def _await_worker(worker: Watched, path: Path, notice: Notice) -> None:
+    """Wait until the worker has tried its data and model, and takes orders; raises what it cannot start with."""
+    while not takes_calls(path):
+        time.sleep(PAUSE)
+        worker.look(notice)
+
+
+def _pass_on(said: Listener, notice: Notice) -> None:
+    for sentence, facts in said.new():
+        notice(sentence, **facts)
 
 
 def make_meeting_place(folder: Path) -> None:

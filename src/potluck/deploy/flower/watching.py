@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from potluck.deploy.flower.processes import PULSE, Process
-from potluck.deploy.node_pulse import REFUSED, STALL, UNAUTHORISED, Pulse, trouble
+from potluck.deploy.node_pulse import ANSWERED, REFUSED, STALL, UNAUTHORISED, Pulse, gone, trouble
 from potluck.engine import frames
 from potluck.errors import ConfigError
 
@@ -20,6 +20,7 @@ LONGEST = 30.0  # seconds between two starts of a process that keeps ending
 ALIVE = "alive"  # the question whether a worker is there; it is answered at once, whatever the worker does
 ASK_EVERY = 60.0  # seconds between two such questions
 ANSWER_WAIT = 30.0  # seconds it has to answer one
+LASTS = 30.0  # seconds after which it is told that a server refuses the node, or has gone
 MISSES = 2  # questions in a row without an answer, after which it is started again
 
 
@@ -27,7 +28,8 @@ MISSES = 2  # questions in a row without an answer, after which it is started ag
 class Watched:
     """A process that is restarted with growing pauses when it ends, or when it lives but no longer works.
 
-    `reason` says why it ended, where more is known than its last line; `stalled` says that it hangs.
+    `reason` says why it ended, where more is known than its last line; while `hushed` says so, that is not told.
+    `stalled` says that it hangs.
     """
 
     start: Callable[[], Process]
@@ -35,6 +37,7 @@ class Watched:
     since: float
     pause: float = PAUSE
     reason: Callable[[], str] = lambda: ""
+    hushed: Callable[[], bool] = lambda: False
     stalled: Callable[[float], str] = lambda lived: ""
 
     def look(self, notice: Callable[[str], None]) -> None:
@@ -48,7 +51,8 @@ class Watched:
             raise ConfigError(self.process.tail().removeprefix("error: "))
         self.process.end()  # its own children may have outlived it
         why = f"hangs: {hangs}" if hangs else f"ended: {self.reason() or self._last_words()}"
-        notice(f"{self.process.name} {why}; it is started again")
+        if hangs or not self.hushed():
+            notice(f"{self.process.name} {why}; it is started again")
         time.sleep(self.pause)
         self.process, self.since = self.start(), time.monotonic()
 
@@ -77,6 +81,10 @@ class NodeWatch:
         self._refused_at = time.monotonic() if self._refused_at is None else self._refused_at
         return trouble(pulse, self.mark.exists(), time.monotonic() - self._refused_at)
 
+    def hushed(self) -> bool:
+        """Whether the node is refused, and not for long: a server that is just starting soon knows its key."""
+        return self._refused_at is not None and time.monotonic() - self._refused_at < LASTS
+
     def stalled(self, lived: float) -> str:
         """A sentence if no call has ended for long, whoever sets the clock meanwhile.
 
@@ -84,12 +92,40 @@ class NodeWatch:
         """
         pulse = Pulse.read(self.pulse)
         pulse = pulse if pulse.working is not None else replace(pulse, beat=None)
-        if pulse.since is not None and not self.mark.exists():
-            self.mark.touch()
+        if pulse.since is not None:
+            self._refused_at = None  # it was taken in since
+            if not self.mark.exists():
+                self.mark.touch()
         if pulse != self._seen:
             self._seen, self._seen_at = pulse, time.monotonic()
         silent = min(lived, time.monotonic() - self._seen_at)
         return f"no call to the server has ended for {silent:.0f} s" if silent > STALL else ""
+
+
+class Connection:
+    """Tells when the site's node is connected, when the server has gone, and when it is back."""
+
+    def __init__(self, pulse: Path, server: str, clock: Callable[[], float] = time.time) -> None:
+        self.pulse, self.server, self.clock = pulse, server, clock
+        self._heard: float | None = None  # the last call that was answered
+        self._told = False  # that it is connected
+
+    def look(self, notice: Callable[[str], None]) -> None:
+        """Tell what has changed; a call or two without an answer are nothing to tell."""
+        pulse = Pulse.read(self.pulse)
+        before, self._heard = self._heard, self._heard if pulse.pulled is None else pulse.pulled
+        if pulse.answered and pulse.pulled is not None and not self._told:
+            self._told = True
+            notice(f"connected to {self.server}{'' if before is None else ' again'}")
+        elif self._told and self._is_gone(pulse):
+            self._told = False
+            assert self._heard is not None
+            notice(f"{self.server} {gone(self._heard)}")
+
+    def _is_gone(self, pulse: Pulse) -> bool:
+        """Whether calls go unanswered for long; a node that was started again has not called so far."""
+        failing = bool(pulse.at) and pulse.status not in (ANSWERED, UNAUTHORISED, REFUSED)
+        return failing and self._heard is not None and self.clock() - self._heard >= LASTS
 
 
 class WorkerWatch:
@@ -112,6 +148,15 @@ class WorkerWatch:
             return ""
         self._misses = 0
         return "it does not answer at its socket"
+
+
+def takes_calls(path: Path) -> bool:
+    """Whether a worker listens at its socket."""
+    try:
+        frames.connect(str(path)).close()
+    except OSError:
+        return False
+    return True
 
 
 def answers(path: Path, wait: float = ANSWER_WAIT, opened: bool = False) -> bool:

@@ -16,10 +16,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from potluck.deploy.first_try import try_first
 from potluck.deploy.flower.watching import ALIVE
 from potluck.deploy.record_files import own_folder
 from potluck.deploy.resident import load_agreement
@@ -36,17 +37,25 @@ SILENCE = (
     60.0  # seconds without a byte of an order, or of its answer taken, after which a connection is dropped
 )
 PAUSE = 0.2  # seconds after a connection could not be accepted
+IDLE = 2.0  # seconds without an order
 READERS = 32  # connections that are read, or wait with their order, at the same time
 
 
-def work(site: Site, path: Path, mode: int = 0o600) -> None:
-    """Answer one order after the other, for ever. Threads read them, so that no connection holds the others."""
+def work(site: Site, path: Path, mode: int = 0o600, idle: Callable[[], None] = lambda: None) -> None:
+    """Answer one order after the other, for ever. Threads read them, so that no connection holds the others.
+
+    `idle` is called now and then while there is none.
+    """
     orders: queue.Queue[Call] = queue.Queue(1)  # one is at hand, further ones wait with their readers
     with frames.listening(path, mode) as door:
         print(READY, flush=True)
         threading.Thread(target=_accept, args=(door, site, orders), daemon=True).start()
         while True:
-            call = orders.get()
+            try:
+                call = orders.get(timeout=IDLE)
+            except queue.Empty:
+                idle()
+                continue
             with call.channel, contextlib.suppress(EOFError, OSError):  # the other side may have gone
                 frames.send(call.channel, {}, [site.answer(call.order)])
 
@@ -117,6 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--metric", action="append", default=[])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--simulated", action="store_true")
+    parser.add_argument("--try-first", action="store_true")  # load the data and build the model once
     parser.add_argument("--shared", action="store_true")  # the group of the socket's folder may connect
     return parser
 
@@ -145,7 +155,9 @@ def main(words: Sequence[str] | None = None) -> int:
         with RunFolder(own_folder(site.home)).locked():
             clear_unfinished(site.home / "runs")
             site.notes = OrderNotes(site.home)
-            work(site, Path(given.socket), 0o660 if given.shared else 0o600)
+            if given.try_first:
+                try_first(site, given.data)
+            work(site, Path(given.socket), 0o660 if given.shared else 0o600, site.notes.idle)
     except PotluckError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
