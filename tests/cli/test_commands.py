@@ -424,7 +424,7 @@ def test_what_would_be_passed_over_in_silence_is_told(place: Path) -> None:
         assert "'method.d1=4' and 'fedmrl.d1=8' set the same key; keep one of them" in same
     assert "'fedmrl.d1=8': write method.d1=8" in refused("run", "small.yaml", "fedmrl.d1=8")
     idle = refused(*compare, "fedproto", "method.d1=8")
-    assert "method.d1=8: fedmrl would not be compared, as only fedproto are" in idle
+    assert "method.d1=8: fedmrl would not be compared, as only fedproto is" in idle
     told = potluck(*compare, "local,local", "--seeds", "0", "training.rounds=1")
     assert "--methods: local is named twice and run once" in told.stderr
     assert "--seeds: 0 is named twice; name each seed once" in refused(*compare, "local", "--seeds", "0,1,0")
