@@ -302,8 +302,12 @@ def test_names_and_options_are_checked() -> None:
         load("hosp.csv")
     with pytest.raises(DataError, match="did you mean 'cifar10'"):
         load("cifar11")
-    with pytest.raises(DataError, match="'digits' has no option 'length': it takes none"):
+    with pytest.raises(
+        DataError, match=r"'digits' has no option 'length': it takes samples, normalize, augment$"
+    ):
         DataConfig(length=4).load()
+    with pytest.raises(DataError, match=r"'digits' has no option 'length': it takes none$"):
+        load("digits", length=4)
     with pytest.raises(DataError, match=r"it takes vocabulary, length, tokenizer$"):
         load("sst2", lenght=3)
 
