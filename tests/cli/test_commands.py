@@ -645,7 +645,7 @@ def test_the_signal_decides_the_exit_code() -> None:
     stopped = Stopped("potluck resume 'a b'")
     stopped.__cause__ = Ended(signal.SIGTERM)
     sentence, code = explained(stopped)
-    assert (sentence, code) == ("stopped; go on with: potluck resume 'a b'", 143)
+    assert (sentence, code) == ("stopped; continue with: potluck resume 'a b'", 143)
 
 
 def test_help_is_quick_because_it_loads_nothing_heavy() -> None:

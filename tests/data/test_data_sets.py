@@ -435,7 +435,12 @@ TWO = np.array([0, 1, 0, 1])
         (ZEROS[:3], TWO, {}, "does not give one sample per label"),
         (ZEROS, TWO / 2, {}, "one integer class per sample"),
         (ZEROS, TWO - 1, {}, "labels reach from -1 to 0"),
-        (ZEROS, TWO, {"classes": 1}, "outside 0 to 0"),
+        (
+            ZEROS,
+            TWO,
+            {"classes": 1},
+            "outside 0 to 0, as classes=1 says: correct the labels, or leave out classes=1$",
+        ),
         (ZEROS, TWO, {"class_names": ["a", "b", "c"], "classes": 2}, "3 class names for 2 classes"),
         (np.full((4, 3), np.nan), TWO, {}, "NaN"),
         (np.zeros((4, 3), np.int64), TWO, {}, "`vocabulary` for token ids"),

@@ -459,7 +459,7 @@ def test_a_state_that_does_not_fit_says_how_to_go_on(tmp_path: Path, monkeypatch
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr(safetensors.torch, "save_file", full)
-    with pytest.raises(RunError, match=r"No space left .*; make room, then go on with: potluck resume"):
+    with pytest.raises(RunError, match=r"No space left .*; make room, then continue with: potluck resume"):
         run(experiment(), out=tmp_path / "run")
 
 
@@ -477,7 +477,7 @@ def test_a_line_that_does_not_fit_leaves_no_part_of_it(
         return write(handle, content)
 
     monkeypatch.setattr(os, "write", full)
-    with pytest.raises(RunError, match=r"No space left on device; make room, then go on with"):
+    with pytest.raises(RunError, match=r"No space left on device; make room, then continue with"):
         run(experiment(), out=tmp_path / "run")
     monkeypatch.setattr(os, "write", write)
     for log in LOGS:

@@ -142,7 +142,7 @@ class RunFolder:
         folder._check_kinds()
         missing = next((name for name in START if not (folder / name).exists()), None)
         if missing is not None:
-            raise RunError(f"{path} cannot be resumed: it has no {missing}{folder._half_made()}")
+            raise RunError(f"{path} cannot be resumed, as it has no {missing}{folder._half_made()}")
         for home in ("", *(name for name in FOLDERS if (folder / name).is_dir())):
             check_writable(
                 path / home / LOGS[0], "copy the folder to a place where you may write, and go on there"

@@ -62,7 +62,7 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, folder: Path, onward: str, saved: bool = True) -> None:
         self.folder = folder
         self.note = "" if saved else " (from round 1 again, as checkpoints are turned off)"
-        super().__init__(f"stopped; go on with: {onward}{self.note}")
+        super().__init__(f"stopped; continue with: {onward}{self.note}")
 
 
 class Run:
@@ -170,7 +170,7 @@ class Run:
             if not _is_full(error):
                 raise
             full = str(error).removesuffix(f"; {WRITING}")
-            raise RunError(f"{full}; make room, then go on with: {self._onward}") from error
+            raise RunError(f"{full}; make room, then continue with: {self._onward}") from error
         finally:
             for tracker in self.trackers:
                 tracker.close()
