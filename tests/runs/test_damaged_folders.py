@@ -378,6 +378,17 @@ def test_a_damaged_small_file_says_what_can_still_be_done(
         potluck.open(folder).frame()
 
 
+def test_every_reader_of_a_damaged_file_gives_the_same_advice(whole: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(whole, tmp_path / "run"))
+    halved(folder / "environment.json")
+    said = set()
+    for read in (potluck.open, resume, write_pages, partial(potluck.plot, "curves")):
+        with pytest.raises(RunError, match=f"environment.json cannot be read: .*{AFRESH}") as error:
+            read(folder)
+        said.add(str(error.value))
+    assert len(said) == 1
+
+
 def test_what_can_still_be_done_is_true(whole: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(whole, tmp_path / "run"))
     halved(folder / "summary.json")

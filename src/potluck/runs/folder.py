@@ -27,6 +27,7 @@ from potluck.files import (
     write_whole,
 )
 from potluck.report.again import to_go_on, typed
+from potluck.report.log import start_remedy
 from potluck.report.reading import log_lines, reading
 from potluck.runs.log_marks import LogMarks, Marks, check_marks, is_marked, mark_of
 
@@ -202,7 +203,7 @@ class RunFolder:
     @property
     def remedy(self) -> str:
         """What to do about a damaged file that only the start of a run can write."""
-        return f"put a whole copy of it back, or start a new run, with the settings in {self / 'config.yaml'}"
+        return start_remedy(self.path)
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
