@@ -306,9 +306,10 @@ class Run:
                 undo_attempt()
                 wait = tries.next_wait(lost=bool(error.lost))
                 if wait is None or not self.may_repeat(round_, error):
+                    other = "" if error.lost else "; with other settings start a new run"
                     raise RoundFailed(
                         f"{error} (tried {tries.made} times; the run is kept up to round {round_ - 1}: "
-                        f"{self._onward})",
+                        f"{self._onward}{other})",
                         error.failures,
                         error.lost,
                         error.spoiled,
