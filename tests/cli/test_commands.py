@@ -298,7 +298,7 @@ def test_explain_takes_options_without_a_file() -> None:
         sent("fedin.project=averaged", "fedin.project_out=9") - narrow == 16 + 64
     )  # a row more of the map, too
     assert sent("models=mlp-small") < sent()  # features as they are, where the models need no map
-    assert "of demo, method.project=fixed" in potluck("explain", "fedin").stdout
+    assert "of the demo, method.project=fixed" in potluck("explain", "fedin").stdout
     assert refused("explain", "fedin", "method.noise=0.5").endswith("set method.project to fixed or averaged")
 
 

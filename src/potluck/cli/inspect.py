@@ -79,7 +79,8 @@ def explain(
     if json:
         screen.data(entry)
     else:
-        screen.show(explain_view(entry, ", ".join([chosen.name, *added])))
+        in_demo = not _is_file(method) and (experiment is None or _is_override(experiment))
+        screen.show(explain_view(entry, ", ".join(["the demo" if in_demo else chosen.name, *added])))
 
 
 def _load(plugins: Sequence[str] | None) -> None:

@@ -187,7 +187,9 @@ def _slowest(now: Snapshot) -> str:
 def _resources(now: Snapshot) -> str:
     parts = []
     if any(now.messages.values()):
-        parts.append(f"messages: {size(now.messages['up'])} up, {size(now.messages['down'])} down")
+        parts.append(
+            f"messages: {size(now.messages['up'])} up, {size(now.messages['down'])} down, evaluation included"
+        )
     if now.kind == "server":
         parts.append(_crossed(now))
     if now.memory:

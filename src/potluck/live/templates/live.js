@@ -170,7 +170,7 @@ function cards(run) {
     box.append(card("Connected", `${here} of ${part.length}`, awaited(run) || (refused ? `${refused} had answers refused` : "clients")));
   }
   const up = run.messages.up || 0, down = run.messages.down || 0;
-  if (up + down) box.append(card("Messages", size(up + down), `${size(up)} up, ${size(down)} down`));
+  if (up + down) box.append(card("Messages", size(up + down), `${size(up)} up, ${size(down)} down, evaluation included`));
   if (run.kind === "server" && run.sent != null) {
     box.append(card("On the wire", size(run.sent + run.received), `${size(run.sent)} sent, ${size(run.received)} received since the start`));
   }

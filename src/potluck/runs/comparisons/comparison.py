@@ -154,7 +154,7 @@ class Comparison:
         asked = [make(self.comparison) for make in (rounds_sheet, targets_sheet)]
         sheets = [self.sheet, *(sheet for sheet in asked if sheet)]
         shown = [plain(sheet.first(ROWS, "comparison.html")) for sheet in sheets]
-        return "\n".join([*shown, str(self.folder)])
+        return "\n".join([*shown, f"report: {self.folder / 'comparison.html'}"])
 
     def _repr_html_(self) -> str:
         return _in_notebook(self.sheet, self.folder / "comparison.html")
@@ -244,7 +244,7 @@ class Sweep:
         write_sweep(self.folder / "sweep.html", about, self._contents)
 
     def __repr__(self) -> str:
-        return f"{plain(self.sheet.first(ROWS, 'sweep.html'))}\n{self.folder}"
+        return f"{plain(self.sheet.first(ROWS, 'sweep.html'))}\noverview: {self.folder / 'sweep.html'}"
 
     def _repr_html_(self) -> str:
         return _in_notebook(self.sheet, self.folder / "sweep.html")
