@@ -21,7 +21,7 @@ from typing import Any
 
 from potluck.cli.method_examples import FOR_DEMO, explained_in_demo
 from potluck.cli.views.contract import PURPOSES
-from potluck.cli.views.methods import method_entry, methods_sheet
+from potluck.cli.views.methods import method_entry, whole_sheet
 from potluck.cli.views.options import options_sheet
 from potluck.core.method import Method
 from potluck.core.options import options_of
@@ -189,7 +189,7 @@ def when(step: Mapping[str, Any], entry: Mapping[str, Any], way: str) -> str:
 
 def index(entries: Sequence[Mapping[str, Any]]) -> str:
     """The list of all methods, each with a link to its page."""
-    table = markdown(methods_sheet(entries))
+    table = markdown(whole_sheet(entries))
     for name in map(itemgetter("name"), entries):
         table = table.replace(f"\n| {name} |", f"\n| [{name}]({name}.md) |")
     how = "[Write a method](writing.md) explains how to add one"

@@ -52,6 +52,10 @@ class ModelError(PotluckError):
     """A model breaks its contract on features, head or shapes."""
 
 
+class HeadError(ModelError):
+    """A head has another number of outputs than the task has classes."""
+
+
 class MessageError(PotluckError):
     """A message breaks the wire contract: an undeclared name, a wrong shape, a value that is not finite."""
 
@@ -100,6 +104,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
         return "there is none"
     close = difflib.get_close_matches(str(name), known, n=1, cutoff=ALIKE)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+
+
+def some(names: Iterable[str], most: int = 5) -> str:
+    """The first names of a list, and how many more there are: `a, b and 3 more`."""
+    listed = list(names)
+    more = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return f"{', '.join(listed[:most])}{more}"
 
 
 def check_path(argument: str, given: Any, error: type[PotluckError] = ConfigError) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from potluck.errors import ModelError, first_line
 from potluck.files import in_home
+from potluck.version import install_command
 
 PATIENCE = 10  # seconds to wait for the hub
 
@@ -21,7 +22,7 @@ def library(name: str) -> Any:
     except ImportError as error:
         raise ModelError(
             "models and tokenizers through transformers need the package "
-            f"{name}: pip install 'potluck[transformers]'"
+            f"{name}: {install_command('transformers')}"
         ) from error
 
 

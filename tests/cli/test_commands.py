@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from unittest.mock import Mock
 
 import pytest
 import yaml
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from potluck.cli import app as command_line
@@ -21,7 +23,10 @@ from potluck.cli import demo
 from potluck.cli.app import app
 from potluck.cli.exits import Ended, Stopped, explained
 from potluck.cli.method_examples import FOR_DEMO, explained_in_demo
+from potluck.cli.views.methods import method_entry, methods_sheet
 from potluck.experiment import Experiment
+from potluck.methods.registry import find_method, method_names
+from potluck.report.render import rich_table
 
 SMALL = """\
 name: small
@@ -222,7 +227,25 @@ def test_methods_in_the_promised_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     assert by_name["fedproto"]["up_formula"] == "C_k·d + C_k + C_k"
     assert by_name["local"]["sends"] == []
     assert by_name["fedproto"]["sends"] == ["prototypes", "classes", "counts"]
-    assert "fedproto" in potluck("methods").stdout
+    shown = potluck("methods").stdout
+    assert "fedproto" in shown
+    assert "Tan et al., AAAI 2022" in shown
+    assert "C_k" not in shown
+    listed = potluck("methods", "--formulas").stdout
+    assert "C_k·d + C_k + C_k" in listed
+    formulas = " ".join(f"{entry['up_formula']} {entry['down_formula']}" for entry in entries)
+    used = {*re.findall(r"[A-Za-z_]+", re.sub(r"\|[^|]*\|", "", formulas))}
+    assert used >= {"d", "C", "P_t", "known"}
+    assert {symbol for symbol in used if not re.search(rf"^(.*; )?{symbol}: ", listed, re.M)} == set()
+
+
+def test_the_list_of_methods_breaks_no_word_in_a_narrow_terminal() -> None:
+    entries = [method_entry(find_method(name)) for name in method_names()]
+    console = Console(width=100, file=io.StringIO())
+    console.print(rich_table(methods_sheet(entries)))
+    lines = console.file.getvalue()  # type: ignore[attr-defined]
+    long = {word for entry in entries for key in ("citation", "models") for word in entry[key].split()}
+    assert {word for word in long if word not in lines} == set()
 
 
 def test_explain_in_the_promised_shape() -> None:
@@ -275,7 +298,7 @@ def test_explain_takes_options_without_a_file() -> None:
         sent("fedin.project=averaged", "fedin.project_out=9") - narrow == 16 + 64
     )  # a row more of the map, too
     assert sent("models=mlp-small") < sent()  # features as they are, where the models need no map
-    assert "of demo, method.project=fixed" in potluck("explain", "fedin").stdout
+    assert "of the demo, method.project=fixed" in potluck("explain", "fedin").stdout
     assert refused("explain", "fedin", "method.noise=0.5").endswith("set method.project to fixed or averaged")
 
 
@@ -424,7 +447,7 @@ def test_what_would_be_passed_over_in_silence_is_told(place: Path) -> None:
         assert "'method.d1=4' and 'fedmrl.d1=8' set the same key; keep one of them" in same
     assert "'fedmrl.d1=8': write method.d1=8" in refused("run", "small.yaml", "fedmrl.d1=8")
     idle = refused(*compare, "fedproto", "method.d1=8")
-    assert "method.d1=8: fedmrl would not be compared, as only fedproto are" in idle
+    assert "method.d1=8: fedmrl would not be compared, as only fedproto is" in idle
     told = potluck(*compare, "local,local", "--seeds", "0", "training.rounds=1")
     assert "--methods: local is named twice and run once" in told.stderr
     assert "--seeds: 0 is named twice; name each seed once" in refused(*compare, "local", "--seeds", "0,1,0")
@@ -622,7 +645,7 @@ def test_the_signal_decides_the_exit_code() -> None:
     stopped = Stopped("potluck resume 'a b'")
     stopped.__cause__ = Ended(signal.SIGTERM)
     sentence, code = explained(stopped)
-    assert (sentence, code) == ("stopped; go on with: potluck resume 'a b'", 143)
+    assert (sentence, code) == ("stopped; continue with: potluck resume 'a b'", 143)
 
 
 def test_help_is_quick_because_it_loads_nothing_heavy() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from potluck.cli import doctor
 from potluck.cli.app import app
+from potluck.version import install_command
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +43,7 @@ def test_it_finds_what_is_here_and_says_how_to_get_the_rest(monkeypatch: pytest.
     )
     assert found["data digits-captions"]["found"] == "embedded"
     assert found["extra far"]["found"] == "without nowhere"
-    assert found["extra far"]["remedy"] == "pip install 'potluck[far]'"
+    assert found["extra far"]["remedy"] == install_command("far")
     assert found["extra near"]["state"] == "ok"
     assert found["self-check run"]["state"] == "ok"
     assert "version torch" in found
@@ -66,3 +68,37 @@ def test_data_made_from_others_is_read_from_their_folder(tmp_path: Path) -> None
     for name in ("cifar10", "cifar10-captions"):
         assert doctor._folder(name, str(tmp_path)) == tmp_path / "cifar10"
     assert doctor._folder("cifar100", str(tmp_path)) is None
+
+
+@pytest.mark.parametrize(
+    ("origin", "command"),
+    [
+        (None, "pip install 'potluck[far]'"),
+        (
+            {"url": "file:///a%20b/potluck-1.whl", "archive_info": {}},
+            "pip install '/a b/potluck-1.whl[far]'",
+        ),
+        (
+            {"url": "file:///src/potluck", "dir_info": {"editable": True}},
+            "pip install -e '/src/potluck[far]'",
+        ),
+        ({"url": "file:///src/potluck", "dir_info": {}}, "pip install '/src/potluck[far]'"),
+        (
+            {"url": "https://host.example/potluck.git", "vcs_info": {"vcs": "git"}},
+            "pip install 'potluck[far] @ git+https://host.example/potluck.git'",
+        ),
+        (
+            {"url": "https://host.example/potluck-1.whl"},
+            "pip install 'https://host.example/potluck-1.whl[far]'",
+        ),
+        (5, "pip install 'potluck[far]'"),
+    ],
+)
+def test_an_extra_is_installed_from_where_potluck_came(
+    monkeypatch: pytest.MonkeyPatch, origin: Any, command: str
+) -> None:
+    text = None if origin is None else json.dumps(origin)
+    monkeypatch.setattr(
+        "potluck.version.distribution", lambda name: SimpleNamespace(read_text=lambda file: text)
+    )
+    assert install_command("far") == command

@@ -262,7 +262,7 @@ def test_a_stopped_process_says_how_to_go_on(
 ) -> None:
     ended, words = stopped_by(number, tmp_path)
     assert ended == code
-    assert words == "stopped; go on with: potluck resume 'a run'"
+    assert words == "stopped; continue with: potluck resume 'a run'"
     monkeypatch.chdir(tmp_path)
     assert potluck(*shlex.split(words.partition("potluck ")[2])) == 0
     assert logs(tmp_path / "a run") == whole
@@ -287,7 +287,7 @@ def test_sigterm_between_the_runs_of_a_comparison(tmp_path: Path, monkeypatch: p
     asked = time.monotonic()
     out, err = process.communicate(timeout=600)
     assert (process.returncode, out) == (143, "")
-    assert err.splitlines()[-1] == f"stopped; go on with: potluck {shlex.join([*words, 'stopped'])}"
+    assert err.splitlines()[-1] == f"stopped; continue with: potluck {shlex.join([*words, 'stopped'])}"
     assert time.monotonic() - asked < 30  # a few seconds where nothing else runs
     assert not Path("stopped/comparison.json").exists()
     for folder in ("stopped", "whole"):

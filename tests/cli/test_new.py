@@ -81,7 +81,7 @@ def test_a_plugin_that_is_not_there_is_told(place: Path) -> None:
         (("method", "FedAvg"), "there is a method 'FedAvg' already"),
         (("method", "fedavg"), "there is a method 'fedavg' already"),
         (("method", "torch"), "torch.py would hide the module 'torch'"),
-        (("model", "mine"), "'model' cannot be made; write: potluck new method NAME"),
+        (("model", "mine"), "potluck new makes methods, not 'model'; write: potluck new method NAME"),
     ],
 )
 def test_bad_names_are_refused(place: Path, words: tuple[str, str], sentence: str) -> None:

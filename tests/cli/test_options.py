@@ -72,7 +72,7 @@ def test_every_default_is_plain(method: str) -> None:
         ),
         (
             {"batch": 1},
-            "method.batch: input should be greater than or equal to 2 (given: 1); batch: samples in a batch of "
+            "method.batch: must be greater than or equal to 2 (given: 1); batch: samples in a batch of "
             "features; the paper's batch size (allowed: >= 2; default: 16)",
         ),
         ({"project_in": [64, 8, 0]}, "project_in: channels, height and width of s_in in the shared space"),

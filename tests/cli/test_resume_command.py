@@ -54,8 +54,11 @@ def refused(*words: Any) -> str:
 def test_resume_takes_rounds_and_engine_settings() -> None:
     assert potluck_command("run", "tiny.yaml").exit_code == 0
     assert potluck_command("run", "tiny.yaml", "training.rounds=2", "--out", "long").exit_code == 0
+    already = "the run was finished already; --rounds N gives it more rounds"
+    assert already in potluck_command("resume", "runs/tiny").stderr
     result = potluck_command("resume", "runs/tiny", "engine.workers=1", "--rounds", 2, "--json")
     assert result.exit_code == 0, result.output
+    assert already not in result.stderr
     assert json.loads(result.stdout)["rounds"] == 2
     for log in ("metrics.jsonl", "ledger.jsonl"):
         assert Path("runs/tiny", log).read_bytes() == Path("long", log).read_bytes()

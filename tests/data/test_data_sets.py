@@ -328,8 +328,12 @@ def test_names_and_options_are_checked() -> None:
         load("hosp.csv")
     with pytest.raises(DataError, match="did you mean 'cifar10'"):
         load("cifar11")
-    with pytest.raises(DataError, match="'digits' has no option 'length': it takes none"):
+    with pytest.raises(
+        DataError, match=r"'digits' has no option 'length': it takes samples, normalize, augment$"
+    ):
         DataConfig(length=4).load()
+    with pytest.raises(DataError, match=r"'digits' has no option 'length': it takes none$"):
+        load("digits", length=4)
     with pytest.raises(DataError, match=r"it takes vocabulary, length, tokenizer$"):
         load("sst2", lenght=3)
 
@@ -457,7 +461,12 @@ TWO = np.array([0, 1, 0, 1])
         (ZEROS[:3], TWO, {}, "does not give one sample per label"),
         (ZEROS, TWO / 2, {}, "one integer class per sample"),
         (ZEROS, TWO - 1, {}, "labels reach from -1 to 0"),
-        (ZEROS, TWO, {"classes": 1}, "outside 0 to 0"),
+        (
+            ZEROS,
+            TWO,
+            {"classes": 1},
+            "outside 0 to 0, as classes=1 says: correct the labels, or leave out classes=1$",
+        ),
         (ZEROS, TWO, {"class_names": ["a", "b", "c"], "classes": 2}, "3 class names for 2 classes"),
         (np.full((4, 3), np.nan), TWO, {}, "NaN"),
         (np.zeros((4, 3), np.int64), TWO, {}, "`vocabulary` for token ids"),

@@ -179,7 +179,18 @@ def test_other_tasks_have_a_door(x: Any, y: Any, task: Any, classes: int, kind: 
     ("x", "y", "options", "sentence"),
     [
         (X, Y, {"task": "regresion"}, "no task 'regresion'; did you mean 'regression'"),
-        (X, torch.full((12,), torch.nan), {"task": "regression"}, "y holds NaN"),
+        (
+            X,
+            torch.full((12,), torch.nan),
+            {"task": "regression"},
+            r"y holds NaN .*, the first in row 0 \(.* in 12 of 12",
+        ),
+        (
+            X.index_put((torch.tensor([3, 5]), torch.tensor([1, 0])), torch.tensor(torch.inf)),
+            Y,
+            {},
+            r"x holds NaN .*, the first in row 3, column 1 \(counted from 0\), in 2 of 12 rows: clean",
+        ),
         (X, torch.stack([Y, Y], 1), {"task": "multi-label"}, "of 0 and 1"),
         (X, torch.stack([Y, Y], 1), {}, "say task='multi-label'"),
         (X, torch.zeros(12, 4, 4).int(), {"task": "segmentation"}, "needs images and a label per pixel"),

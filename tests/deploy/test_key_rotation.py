@@ -327,7 +327,9 @@ def test_a_missing_key_is_an_error_at_the_first_start_alone(tmp_path):
     (here / "1.pub").unlink()
     files = KeyFolder(here, sites.IDS, print)
     security = Security(client_keys=here, node_keys=True)
-    with pytest.raises(ConfigError, match=r"the key of client 1, .*1\.pub, cannot be read"):
+    with pytest.raises(
+        ConfigError, match=r"key of client 1, .*1\.pub, cannot be read: .*; check --client-keys"
+    ):
         chosen_keys(files, security, "127.0.0.1:1")
     assert chosen_keys(files, security, "127.0.0.1:1", begun=True)["1"] == ""
     for path in here.glob("*.pub"):

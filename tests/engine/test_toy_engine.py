@@ -115,16 +115,14 @@ def test_a_toy_engine_gives_the_numbers_of_the_serial_engine(tmp_path: Path) -> 
 
 
 def test_an_unknown_engine_is_named() -> None:
-    with pytest.raises(
-        ConfigError, match=r"^engine\.name: input should be 'local' or .*\(given: 'nowhere'\)$"
-    ):
+    with pytest.raises(ConfigError, match=r"^engine\.name: must be 'local' or .*\(given: 'nowhere'\)$"):
         experiment("nowhere")
     with pytest.raises(ConfigError, match="there is no engine 'locla'; did you mean 'local'"):
         player("locla")
 
 
 def test_an_installed_package_brings_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="input should be"):
+    with pytest.raises(ConfigError, match="must be"):
         experiment("brought")
     brought = EntryPoint("brought", f"{__name__}:FreshClients", registry.GROUP)
     monkeypatch.setattr(registry, "entry_points", lambda group: [brought] if group == registry.GROUP else [])

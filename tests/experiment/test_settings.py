@@ -45,7 +45,7 @@ BASE: dict[str, Any] = {
         ({"partition": {"kind": "iid", "clients": 3, "held_out": [9]}}, "held_out: give a number or a share"),
         (
             {"partition": {"kind": "iid", "clients": 3, "held_out": "x"}},
-            "held_out: input.* a whole number or a number",
+            "held_out: must be a whole number or a number",
         ),
         *(
             (
@@ -115,7 +115,9 @@ def test_one_override_may_stand_alone(overrides: Any, tmp_path: Path) -> None:
 
 def test_class_names_that_are_too_few_are_named() -> None:
     x, y = np.zeros((6, 3)), np.arange(6) % 3
-    with pytest.raises(PotluckError, match="class_names has so many: name every class"):
+    with pytest.raises(
+        PotluckError, match="class_names has so many: name every class, or leave out class_names"
+    ):
         from_arrays(x, y, class_names=["a", "b"])
     with pytest.raises(PotluckError, match="add 1 to all labels"):
         from_arrays(x, y - 1)
@@ -151,6 +153,21 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "tab.yaml").write_text("training:\n\trounds: 3\n")
     with pytest.raises(ConfigError, match=r"tab\.yaml, line 2, column 1: a tab; use spaces"):
         read_yaml(tmp_path / "tab.yaml")
+    for text, told in (
+        ("models: [a, b", r"a list; close it with \]"),
+        ("data: {name: a", r"a block; close it with \}"),
+    ):
+        (tmp_path / "open.yaml").write_text(text)
+        with pytest.raises(
+            ConfigError, match=rf"open\.yaml, line 1, column \d+: the file ends inside {told}$"
+        ):
+            read_yaml(tmp_path / "open.yaml")
+    with pytest.raises(
+        ConfigError, match=r"^method: the block has no name; write for example method: \{name"
+    ):
+        Experiment.make(**BASE | {"method": {"d1": 3}})
+    with pytest.raises(ConfigError, match=r"^training\.rounds: must be a whole number \(given: 'x'\)"):
+        Experiment.make(**BASE, training={"rounds": "x"})
     with pytest.raises(ConfigError, match="is a folder"):
         read_yaml(tmp_path)
     with pytest.raises(ConfigError, match=r"plugins: there is no file mine\.py"):

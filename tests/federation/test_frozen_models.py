@@ -20,9 +20,11 @@ def net(outputs: int = 3) -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, outputs))
 
 
-def federation(models: list[Any], method: Any) -> Experiment:
-    x = np.linspace(0, 1, 60 * 4, dtype=np.float32).reshape(60, 4)
-    data = from_arrays(x, np.arange(60) % 3)
+def federation(models: list[Any], method: Any, odd: tuple[int, ...] = ()) -> Experiment:
+    """Three classes; the labels `odd` are mistakes."""
+    x, y = np.linspace(0, 1, 60 * 4, dtype=np.float32).reshape(60, 4), np.arange(60) % 3
+    y[: len(odd)] = odd
+    data = from_arrays(x, y)
     return Experiment.make(
         data=data,
         public={"data": data},
@@ -73,3 +75,18 @@ def test_a_module_with_other_outputs_than_the_task_is_named() -> None:
         "model as {model: …, classes: 3} for a new one"
     )
     assert federation([{"model": net(4), "classes": 3}], "local").build()
+
+
+@pytest.mark.parametrize(
+    ("odd", "told"),
+    [
+        ((7,), "; labels 3, 4, 5, 6 of 'arrays' never occur, so if 7 is a mistake, correct it"),
+        ((5, 7), "; labels 3, 4, 6 of 'arrays' never occur, so if 5, 7 are mistakes, correct them"),
+    ],
+)
+def test_stray_labels_are_named_where_the_head_has_fewer_outputs(odd: tuple[int, ...], told: str) -> None:
+    with pytest.raises(
+        ModelError, match=r"^client 0: the head gives 3 scores, the task has 8 classes"
+    ) as error:
+        federation([net()], "local", odd).build()
+    assert str(error.value).endswith(told)

@@ -1010,13 +1010,13 @@ def test_a_client_without_samples_is_refused(kit):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"noise": -0.1}, "method.noise: input should be greater than or equal to 0"),
+        ({"noise": -0.1}, "method.noise: must be greater than or equal to 0"),
         ({"noise": float("inf")}, "method.noise"),
         ({"mu": -1}, "method.mu"),
         ({"strength": -1}, "method.strength"),
         ({"batch": 1}, "method.batch"),
         ({"batches": 0}, "method.batches"),
-        ({"alleviate": "some"}, "method.alleviate: input should be 'simplified', 'exact' or 'none'"),
+        ({"alleviate": "some"}, "method.alleviate: must be 'simplified', 'exact' or 'none'"),
         ({"schedule": "both"}, "method.schedule"),
         ({"combine": "subtract"}, "method.combine"),
         ({"noise_per": "pixel"}, "method.noise_per"),
@@ -1025,7 +1025,7 @@ def test_a_client_without_samples_is_refused(kit):
         ({"project_in": 64}, "method.project_in: give channels, height and width"),
         (
             {"project_in": [64, 8, 0], "project": "fixed"},
-            "method.project_in.2: input should be greater than 0",
+            "method.project_in.2: must be greater than 0",
         ),
         ({"combine": "replace"}, "combine does nothing with alleviate: simplified; it is for exact"),
         ({"scope": "whole", "alleviate": "none"}, "scope does nothing with alleviate: none"),

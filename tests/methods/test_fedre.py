@@ -512,12 +512,12 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("option", "sentence"),
         [
-            ({"noise": -0.1}, "method.noise: input should be greater than or equal to 0"),
-            ({"levels": 0}, "method.levels: input should be greater than or equal to 1"),
-            ({"mechanism": "RAN"}, "method.mechanism: input should be 'RAP', 'VAP'"),
-            ({"weights": "cauchy"}, "method.weights: input should be 'uniform', 'gaussian' or 'laplace'"),
-            ({"server_lr": 0}, "method.server_lr: input should be greater than 0"),
-            ({"server_lr": math.inf}, "method.server_lr: input should be a finite number"),
+            ({"noise": -0.1}, "method.noise: must be greater than or equal to 0"),
+            ({"levels": 0}, "method.levels: must be greater than or equal to 1"),
+            ({"mechanism": "RAN"}, "method.mechanism: must be 'RAP', 'VAP'"),
+            ({"weights": "cauchy"}, "method.weights: must be 'uniform', 'gaussian' or 'laplace'"),
+            ({"server_lr": 0}, "method.server_lr: must be greater than 0"),
+            ({"server_lr": math.inf}, "method.server_lr: must be a finite number"),
             (
                 {"mechanism": "VAP", "weights": "laplace"},
                 "method: weights does nothing with mechanism: VAP; it is for RAP or RAR",

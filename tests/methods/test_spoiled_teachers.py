@@ -84,6 +84,6 @@ def test_logits_that_cannot_be_added_up_are_left_out(kit):
 def test_without_a_teacher_the_round_fails(kit, method):
     game = begun(kit, method)
     with pytest.raises(
-        RoundFailed, match=r"0 of 3 clients are left, 1 are needed: client a: what its model says"
+        RoundFailed, match=r"0 of 3 clients are left, 1 are needed: clients a, b, c: what its model says"
     ):
         game.round("a", "b", "c", engine=lying(game, a=overflows, b=overflows, c=overflows))

@@ -49,6 +49,20 @@ class Softmax(Net):
         return super().forward(x).log_softmax(1)
 
 
+class Unbatched(Net):
+    """Gives the scores of the first sample alone."""
+
+    def forward(self, x):
+        return super().forward(x)[0]
+
+
+class Faulty(Net):
+    """Hands an array on to its last layer."""
+
+    def forward(self, x):
+        return self.fc(self.trunk(x).numpy())
+
+
 class Sliced(Net):
     """Shows its post-processing only where the width differs from the number of classes."""
 
@@ -216,7 +230,9 @@ def test_new_head_only_when_asked_for():
         (Clamped(), {}, "Clamped changes the scores after layer 'fc'"),
         (nn.Sequential(nn.Flatten(), nn.Linear(192, 10), nn.Softmax(1)), {}, "no linear layer of Sequential"),
         (nn.Sequential(nn.Flatten(), nn.Linear(192, 10), nn.ReLU()), {"head": "1"}, "changes the scores after"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(99, 10)), {}, r"layer '1' of Sequential failed on a batch of shape"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(99, 10)), {}, "layer '1' of Sequential failed on .*; build it for"),
+        (Faulty(), {}, r"layer 'fc' of Faulty failed .*: TypeError: .*ndarray; correct its forward\(x\)"),
+        (Unbatched(), {}, r"Unbatched gave shape \(10,\) for a batch of 2, expected \(2, 10\); return that"),
         (nn.Sequential(nn.Conv2d(3, 10, 8)), {}, "Sequential has no linear layer; name its last layer with head="),
         (Net(), {"head": "relu"}, "client 7: Net changes the scores after layer 'relu'"),
         (Net(), {"stem": "conv1", "body": ["layer1", "avgpool"]}, r"body\(stem\(x\)\) differs from features"),

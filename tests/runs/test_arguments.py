@@ -80,7 +80,7 @@ X = np.zeros((2, 3), np.float32)
         ),
         (lambda: potluck.TimeLimit([3]), r"TimeLimit: \[3\] is not a duration"),  # type: ignore[arg-type]
         (lambda: potluck.run(**SETTINGS, progress="no"), "progress: give True or False, not 'no'"),
-        (lambda: potluck.run(**SETTINGS, name=3), r"^name: input should be a valid string \(given: 3\)$"),
+        (lambda: potluck.run(**SETTINGS, name=3), r"^name: must be a text \(given: 3\)$"),
         (lambda: potluck.run(**SETTINGS, given=(1, 2, 3)), r"given: give data and split as \(data, split\)"),
         (lambda: potluck.run(**SETTINGS, given=(1, 2)), "data: give a Dataset or several in a tuple, not 1"),
         (lambda: potluck.run(**SETTINGS, metrics=["mine.py:"]), "names no function; write mine.py:function"),
@@ -113,7 +113,7 @@ X = np.zeros((2, 3), np.float32)
         ),  # type: ignore[call-arg]
         (lambda: potluck.open("run", modles={}), r"open\(\) has no argument 'modles'; did you mean 'models'"),  # type: ignore[call-arg]
         (lambda: Experiment(seed="x"), "^the key 'method' is missing$"),  # type: ignore[call-arg, arg-type]
-        (lambda: Experiment(**SETTINGS | {"seed": "x"}), r"^seed: input should be .*\(given: 'x'\)$"),
+        (lambda: Experiment(**SETTINGS | {"seed": "x"}), r"^seed: must be .*\(given: 'x'\)$"),
         (lambda: Experiment(SETTINGS), r"takes its values by name: Experiment\(\*\*values\)"),  # type: ignore[call-arg, misc]
         (lambda: potluck.OptimizerSettings(rate=1), "^unknown key 'rate'"),  # type: ignore[call-arg]
         (lambda: Experiment.make(SETTINGS), r"it is called as make\(\*\*values\)"),  # type: ignore[misc, arg-type]
@@ -212,7 +212,7 @@ def test_a_run_stopped_between_its_start_and_its_first_round_says_how_to_go_on(
 
     with monkeypatch.context() as patched:
         patched.setattr("potluck.runs.api.Run", stop)
-        with pytest.raises(Interrupted, match="go on with: potluck resume"):
+        with pytest.raises(Interrupted, match="continue with: potluck resume"):
             potluck.run(Experiment.make(**SETTINGS), out=tmp_path / "run")
     assert potluck.resume(tmp_path / "run").summary["rounds"] == 2
 
@@ -247,7 +247,7 @@ def test_a_full_disk_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.Monke
 
     with monkeypatch.context() as patched:
         patched.setattr(RunFolder, "append", full)
-        with pytest.raises(RunError, match="make room, then go on with: potluck resume"):
+        with pytest.raises(RunError, match="make room, then continue with: potluck resume"):
             potluck.run(Experiment.make(**SETTINGS), out=tmp_path / "run")
     assert potluck.resume(tmp_path / "run").summary["rounds"] == 2
 

@@ -221,7 +221,7 @@ def test_runs_of_other_settings_are_not_mixed_in(file: Path, tmp_path: Path) -> 
     before = logs(tmp_path / "all")
     for change, told in {
         "training.batch_size=32": r"local-seed0 .*training\.batch_size: 64 there, 32 here",
-        "training.rounds=1": r"training\.rounds: 2 there, 1 here\); for its scores .* ask with --rounds 1",
+        "training.rounds=1": r"training\.rounds: 2 there, 1 here\); compare with training\.rounds=2, .*--rounds 1",
     }.items():
         with pytest.raises(RunError, match=told):
             compare_experiments(experiments_by_method(file, ["local"], [change]), [0], tmp_path / "all")

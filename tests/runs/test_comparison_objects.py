@@ -134,6 +134,11 @@ def _texts(figure: Any) -> list[str]:
 def test_a_mode_that_was_not_measured_is_named(tmp_path: Path) -> None:
     shown = repr(potluck.compare(own(), out=tmp_path / "all"))
     assert "Not measured: fedproto by head" in shown
+    assert shown.endswith(f"\nreport: {tmp_path / 'all' / 'comparison.html'}")
+    variants = {"method.weights": ["uniform", "count"]}
+    assert "Not measured: weights=uniform, weights=count by head (" in repr(
+        potluck.compare(own(), variants=variants, out=tmp_path / "two")
+    )
 
 
 def test_the_page_links_to_runs_and_shows_split_bytes_and_clients(found: potluck.Comparison) -> None:

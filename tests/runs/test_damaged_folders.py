@@ -378,6 +378,17 @@ def test_a_damaged_small_file_says_what_can_still_be_done(
         potluck.open(folder).frame()
 
 
+def test_every_reader_of_a_damaged_file_gives_the_same_advice(whole: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(whole, tmp_path / "run"))
+    halved(folder / "environment.json")
+    said = set()
+    for read in (potluck.open, resume, write_pages, partial(potluck.plot, "curves")):
+        with pytest.raises(RunError, match=f"environment.json cannot be read: .*{AFRESH}") as error:
+            read(folder)
+        said.add(str(error.value))
+    assert len(said) == 1
+
+
 def test_what_can_still_be_done_is_true(whole: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(whole, tmp_path / "run"))
     halved(folder / "summary.json")
@@ -459,7 +470,7 @@ def test_a_state_that_does_not_fit_says_how_to_go_on(tmp_path: Path, monkeypatch
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr(safetensors.torch, "save_file", full)
-    with pytest.raises(RunError, match=r"No space left .*; make room, then go on with: potluck resume"):
+    with pytest.raises(RunError, match=r"No space left .*; make room, then continue with: potluck resume"):
         run(experiment(), out=tmp_path / "run")
 
 
@@ -477,7 +488,7 @@ def test_a_line_that_does_not_fit_leaves_no_part_of_it(
         return write(handle, content)
 
     monkeypatch.setattr(os, "write", full)
-    with pytest.raises(RunError, match=r"No space left on device; make room, then go on with"):
+    with pytest.raises(RunError, match=r"No space left on device; make room, then continue with"):
         run(experiment(), out=tmp_path / "run")
     monkeypatch.setattr(os, "write", write)
     for log in LOGS:

@@ -48,6 +48,12 @@ def folder(home: Path) -> Path:
     return home / RUN
 
 
+@pytest.fixture
+def alone(folder: Path, tmp_path: Path) -> Path:
+    """A copy of that run, which belongs to no comparison."""
+    return Path(shutil.copytree(folder, tmp_path / "alone"))
+
+
 def changed(path: Path, change: Callable[[Any], Any]) -> None:
     value = json.loads(path.read_text())
     change(value)
@@ -158,9 +164,9 @@ def test_a_log_that_goes_on_after_its_end_is_refused(home: Path, folder: Path) -
             potluck.open(place)
 
 
-def test_rounds_without_a_checkpoint_may_follow_the_last_one(folder: Path) -> None:
-    potluck.resume(folder, rounds=3, overrides=["checkpoint.every=never"])
-    assert opened(folder).summary["rounds"] == 3
+def test_rounds_without_a_checkpoint_may_follow_the_last_one(alone: Path) -> None:
+    potluck.resume(alone, rounds=3, overrides=["checkpoint.every=never"])
+    assert opened(alone).summary["rounds"] == 3
 
 
 # --- what is said of the log ----------------------------------------------------------------------------
@@ -365,13 +371,13 @@ def test_what_makes_no_sense_is_said_of_its_file(
         ("environment.json", {"models": True}),
     ],
 )
-def test_what_makes_no_sense_stops_a_run_that_goes_on(folder: Path, name: str, other: dict[str, Any]) -> None:
+def test_what_makes_no_sense_stops_a_run_that_goes_on(alone: Path, name: str, other: dict[str, Any]) -> None:
     if other:
-        changed(folder / name, lambda value: value.update(other))
+        changed(alone / name, lambda value: value.update(other))
     else:
-        (folder / name).write_text("[5]")
+        (alone / name).write_text("[5]")
     with pytest.raises(RunError, match=name.replace(".", r"\.")):
-        potluck.resume(folder, rounds=3)
+        potluck.resume(alone, rounds=3)
 
 
 def test_a_link_to_itself_is_said(folder: Path) -> None:
@@ -381,11 +387,11 @@ def test_a_link_to_itself_is_said(folder: Path) -> None:
             call(folder)
 
 
-def test_other_files_beside_predictions_are_left_alone(folder: Path) -> None:
-    shutil.copy(folder / "predictions/round-000002.parquet", folder / "predictions/round-abc.parquet")
-    assert set(opened(folder).predictions()["round"]) == {2}
-    potluck.resume(folder, rounds=3)
-    assert (folder / "predictions/round-abc.parquet").exists()
+def test_other_files_beside_predictions_are_left_alone(alone: Path) -> None:
+    shutil.copy(alone / "predictions/round-000002.parquet", alone / "predictions/round-abc.parquet")
+    assert set(opened(alone).predictions()["round"]) == {2}
+    potluck.resume(alone, rounds=3)
+    assert (alone / "predictions/round-abc.parquet").exists()
 
 
 class Broken(nn.Module):

@@ -153,7 +153,9 @@ def test_a_missing_class_is_named(tmp_path: Path) -> None:
     opened = potluck.open(tmp_path / "run")
     assert len(opened.frame()) == 3 * 2 * 4
     assert opened.clients["0"].score is not None
-    with pytest.raises(ConfigError, match=r"Net is needed here, .*models=\{'Net': Net, 'Other': Other\}"):
+    with pytest.raises(
+        ConfigError, match=r"Net is needed here, .*; so is Other: .*models=\{'Net': Net, 'Other': Other\}"
+    ):
         opened.clients["0"].predict(torch.rand(1, 1, 8, 8))
     with pytest.raises(ConfigError, match=r"Other is needed here, .*models=\{'Other': Other\}"):
         potluck.open(tmp_path / "run", models={"Net": Net}).clients["0"].model()  # to find the smallest model
@@ -395,6 +397,7 @@ def test_a_class_that_was_edited_since_is_said(tmp_path: Path, monkeypatch: pyte
     potluck.compare(
         data={"name": "digits", "samples": 200},
         models=[nets.Net],
+        method="local",
         training={"rounds": 1},
         partition={"kind": "iid", "clients": 2},
         out=tmp_path / "all",

@@ -220,7 +220,7 @@ def test_runs_are_named_by_what_they_differ_in() -> None:
     ("kind", "options", "sentence"),
     [
         ("cruves", {}, "no kind of picture 'cruves'; did you mean 'curves'"),
-        ("curves", {"over": "d1"}, "curves takes no over; it is for option, grid"),
+        ("curves", {"over": "d1"}, "the picture 'curves' has no option 'over'; it is for option, grid"),
         ("curves", {"out": "curves.gif"}, "curves.gif: give a name that ends in .png, .pdf or .svg"),
         ("curves", {"out": "no/where/x.png"}, "cannot write no/where/x.png"),
         (
@@ -229,6 +229,11 @@ def test_runs_are_named_by_what_they_differ_in() -> None:
             "gains sets runs against a reference .* give a comparison, or the folder of a run of Local",
         ),
         ("option", {}, "do not differ in any setting, .* give runs that do"),
+        (
+            "option",
+            {"over": "d1"},
+            "over: these runs do not differ in 'd1'; they differ in no setting; give runs that",
+        ),
         ("option", {"over": ["a", "b"]}, "over: give one setting"),
         ("cka", {"clients": ["7"]}, "no client '7'; known: 0, 1"),
         ("cka", {"clients": ["1"]}, "cka sets clients side by side, .* at least 2 clients"),
@@ -237,7 +242,7 @@ def test_runs_are_named_by_what_they_differ_in() -> None:
         ("cka", {"samples": 10**6}, "samples: give at most 2,000"),
         ("tsne", {"stages": ["stem", "features"]}, "tsne shows one stage; give one, not 2"),
         ("pca", {"classes": "three"}, "no class 'three'; known: 0, 1, 2"),
-        ("cka", {"classes": "3"}, "cka takes no classes; it is for tsne, pca"),
+        ("cka", {"classes": "3"}, "the picture 'cka' has no option 'classes'; it is for tsne, pca"),
         ("pca", {"moment": "befor"}, "of the moment 'befor' no models are kept; known: after_agg"),
         ("confusion", {"mode": "protoype"}, "no mode 'protoype'; did you mean 'prototype'"),
     ],

@@ -351,7 +351,7 @@ def test_a_stopped_run_may_become_shorter(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["environment.json", "split.json", "config.yaml"])
 def test_a_half_written_folder_is_said_to_be_one(folder: Path, name: str) -> None:
     (folder / name).unlink()
-    with pytest.raises(RunError, match=rf"cannot be resumed: it has no {name}.*start a new one"):
+    with pytest.raises(RunError, match=rf"cannot be resumed, as it has no {name}.*start a new one"):
         resume(folder)
 
 
@@ -419,5 +419,5 @@ def test_nothing_is_written_or_removed_through_a_link(folder: Path, tmp_path: Pa
 
 def test_a_run_of_objects_says_how_it_goes_on(tmp_path: Path) -> None:
     asked = experiment(data=arrays(0))
-    with pytest.raises(Interrupted, match=r"go on with: potluck\.resume\(.*, experiment=experiment\)"):
+    with pytest.raises(Interrupted, match=r"continue with: potluck\.resume\(.*, experiment=experiment\)"):
         run(asked, out=tmp_path / "run", watcher=StopAfter(1))

@@ -157,8 +157,13 @@ def test_a_client_whose_loss_explodes_is_left_out(tmp_path: Path) -> None:
 
 def test_a_round_without_quorum_stops_the_run_and_keeps_the_rest(tmp_path: Path) -> None:
     hot = experiment(training={"optimizer": {"lr": 1e30}}, method={"clip": None})
-    with pytest.raises(RoundFailed, match=r"round 1: 0 of 3 clients .* not finite.*potluck resume"):
+    told = (
+        r"round 1: 0 of 3 clients .* not finite.*potluck resume \S+; with other settings start a new run\)$"
+    )
+    with pytest.raises(RoundFailed, match=told) as error:
         run(hot, out=tmp_path / "run")
+    assert "2 are needed: clients 1, 2, 4, step train: " in str(error.value)  # one reason, said once
+    assert str(error.value).count("training.optimizer.lr") == 1
     assert not (tmp_path / "run/metrics.jsonl").exists()
 
 

@@ -17,7 +17,7 @@ import typer
 
 from potluck.cli.options import RUNS, AsJson, Debug
 from potluck.cli.screen import Screen
-from potluck.version import __version__
+from potluck.version import __version__, install_command
 
 State = Literal["ok", "missing", "broken"]
 
@@ -78,8 +78,8 @@ def _extras() -> Iterator[Finding]:
     for extra, packages in _packages_by_extra().items():
         missing = [package for package in packages if not _installed(package)]
         if missing:
-            remedy = f"pip install 'potluck[{extra}]'"
-            yield Finding("extra", extra, "missing", f"without {', '.join(missing)}", remedy)
+            found = f"without {', '.join(missing)}"
+            yield Finding("extra", extra, "missing", found, install_command(extra))
         else:
             yield Finding("extra", extra, "ok", ", ".join(packages))
 

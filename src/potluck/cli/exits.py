@@ -81,7 +81,7 @@ def last_words(error: BaseException) -> int:
 def explained(error: BaseException) -> tuple[str, int]:
     """The sentence about an error, and the exit code."""
     if isinstance(error, KeyboardInterrupt):
-        onwards = f"; go on with: {error.command}" if isinstance(error, Stopped) else ""
+        onwards = f"; continue with: {error.command}" if isinstance(error, Stopped) else ""
         return f"stopped{onwards}", 128 + _signal(error)
     if isinstance(error, PotluckError):
         return f"error: {error}", 2

@@ -30,6 +30,7 @@ from potluck.cli.options import (
 from potluck.cli.run import watched
 from potluck.cli.screen import Screen
 from potluck.errors import ConfigError
+from potluck.version import install_command
 
 Certificate = Annotated[Path | None, typer.Option(metavar="FILE", help="TLS: the server's certificate.")]
 Key = Annotated[Path | None, typer.Option(metavar="FILE", help="TLS: the server's private key.")]
@@ -149,8 +150,8 @@ def keys(
     try:
         from potluck.deploy.trial_keys import ADVICE, make_keys
     except ImportError as error:
-        needed = "making keys needs the package cryptography; install it with: pip install 'potluck[flower]'"
-        raise ConfigError(needed) from error
+        how = install_command("flower")
+        raise ConfigError(f"making keys needs the package cryptography; install it with: {how}") from error
 
     screen = Screen(json)
     ids = words(clients)

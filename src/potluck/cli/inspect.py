@@ -21,9 +21,16 @@ if TYPE_CHECKING:
 PLUGIN = "--plugin FILE.py"
 
 
-def methods(plugin: PluginFiles = None, json: AsJson = False, debug: Debug = False) -> None:
+def methods(
+    formulas: Annotated[
+        bool, typer.Option("--formulas", help="Show what crosses as formulas instead, with their symbols.")
+    ] = False,
+    plugin: PluginFiles = None,
+    json: AsJson = False,
+    debug: Debug = False,
+) -> None:
     """List the methods."""
-    from potluck.cli.views.methods import method_entry, methods_sheet
+    from potluck.cli.views.methods import formulas_sheet, method_entry, methods_sheet
     from potluck.methods.registry import find_method, method_names
 
     _load(plugin)
@@ -32,7 +39,7 @@ def methods(plugin: PluginFiles = None, json: AsJson = False, debug: Debug = Fal
     if json:
         screen.data(entries)
     else:
-        screen.sheet(methods_sheet(entries))
+        screen.sheet((formulas_sheet if formulas else methods_sheet)(entries))
 
 
 def explain(
@@ -72,7 +79,8 @@ def explain(
     if json:
         screen.data(entry)
     else:
-        screen.show(explain_view(entry, ", ".join([chosen.name, *added])))
+        in_demo = not _is_file(method) and (experiment is None or _is_override(experiment))
+        screen.show(explain_view(entry, ", ".join(["the demo" if in_demo else chosen.name, *added])))
 
 
 def _load(plugins: Sequence[str] | None) -> None:

@@ -188,7 +188,7 @@ def new(
 ) -> None:
     """Write a new method and its test, to start from."""
     if kind != "method":
-        raise ConfigError(f"{kind!r} cannot be made; write: potluck new method NAME")
+        raise ConfigError(f"potluck new makes methods, not {kind!r}; write: potluck new method NAME")
     stem = _checked(name)
     title = "".join(word[0].upper() + word[1:] for word in re.split("[-_]", name))
     words = {"name": stem.replace("_", "-"), "stem": stem, "title": title}

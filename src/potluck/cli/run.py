@@ -119,8 +119,9 @@ def resume(
             f"--exclude, --include, --prometheus, --page and --log are for federations; {run} is none, leave them "
             f"out; any run can be followed with: potluck watch {typed(run)}"
         )
+    screen, finished = Screen(json), (run / "summary.json").exists()
     watched(
-        Screen(json),
+        screen,
         _method_of(run),
         lambda watcher: go_on(
             run,
@@ -131,6 +132,8 @@ def resume(
             from_round=from_round,
         ),
     )
+    if finished and rounds is None and from_round is None:
+        screen.err.print("the run was finished already; --rounds N gives it more rounds", soft_wrap=True)
 
 
 def _resume_served(

@@ -28,6 +28,7 @@ from potluck.core.task import Task
 from potluck.core.task_kinds import TASK_KINDS
 from potluck.errors import ConfigError, RunError, first_line, nearest
 from potluck.plugins import find_function, load_function, split_name
+from potluck.version import install_command
 
 ONE_CLASS = frozenset({"classification", "text-classification"})
 LABELS = ONE_CLASS | {"multi-label"}
@@ -214,7 +215,7 @@ def _check_package(settings: MetricSettings) -> None:
     except ImportError as error:
         raise ConfigError(
             f"metrics: {settings.name} needs the package {needed}, install it with: "
-            "pip install 'potluck[metrics]'"
+            f"{install_command('metrics')}"
         ) from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ from potluck.errors import ModelError, first_line
 
 _Module = TypeVar("_Module", bound=nn.Module)
 Trials = list[Callable[[], None]]
+# Words of errors about the shape of a tensor.
+_SHAPES = re.compile(r"shape|size|\bmat[12]\b|\bdim|\dD\b|channel|broadcast", re.IGNORECASE)
 _waiting: ContextVar[Trials | None] = ContextVar("waiting", default=None)
 
 
@@ -48,7 +51,7 @@ def blame(who: str) -> Iterator[None]:
     try:
         yield
     except ModelError as error:
-        raise ModelError(f"{who}: {error}") from error
+        raise type(error)(f"{who}: {error}") from error
 
 
 def duplicate(module: _Module) -> _Module:
@@ -93,8 +96,7 @@ def attempt(module: nn.Module, function: Callable[[Tensor], Any], x: Tensor) -> 
         except Exception as error:  # a user's forward pass may raise anything
             layer = f"layer {entered[-1]!r} of {kind(module)}" if entered and entered[-1] else kind(module)
             raise ModelError(
-                f"{layer} failed on a batch of shape {tuple(x.shape)}: {first_line(error)}; build it for samples "
-                f"of shape {tuple(x.shape[1:])}, which a class or function gets as its parameter input"
+                f"{layer} failed on a batch of shape {tuple(x.shape)}: {_told(error)}; {_remedy(error, x)}"
             ) from error
     if not isinstance(result, Tensor):
         raise ModelError(
@@ -102,6 +104,19 @@ def attempt(module: nn.Module, function: Callable[[Tensor], Any], x: Tensor) -> 
             "as .logits; return that from forward(x)"
         )
     return result
+
+
+def _told(error: Exception) -> str:
+    """What an error says; torch's own errors need no type in front."""
+    return first_line(error) if isinstance(error, RuntimeError) else f"{kind(error)}: {first_line(error)}"
+
+
+def _remedy(error: Exception, x: Tensor) -> str:
+    """What to do about a module that fails on a batch: it is built for another shape, or has a fault of its own."""
+    if not _SHAPES.search(str(error)):
+        return "correct its forward(x), which gets one tensor with a batch of samples"
+    shape = tuple(x.shape[1:])
+    return f"build it for samples of shape {shape}, which a class or function gets as its parameter input"
 
 
 def agree(left: Tensor, right: Tensor) -> bool:

@@ -21,6 +21,7 @@ PLAIN = {
     "a valid integer": "a whole number",
     "a valid number": "a number",
     "a valid boolean": "true or false",
+    "a valid string": "a text",
 }
 _SHOWN = 200  # characters of a wrong value
 
@@ -88,6 +89,7 @@ def _told(errors: Sequence[ErrorDetails]) -> str:
         same = [one["msg"] for one in errors if one["loc"][:-1] == first["loc"][:-1]]
         kinds = [one.removeprefix(INPUT).partition(", unable")[0] for one in same if one.startswith(INPUT)]
         message = INPUT + " or ".join(dict.fromkeys(kinds)).replace("a valid tuple", "a list of them")
+    message = f"must be {message.removeprefix(INPUT)}" if message.startswith(INPUT) else message
     for words, plain in PLAIN.items():
         message = message.replace(words, plain)
     return message[:1].lower() + message[1:]
@@ -152,7 +154,7 @@ def _instead(
         whole_block = ".".join([*above, *before])
         return (
             f"it does not go with the other keys of {whole_block}, which then has {', '.join(keys)}; give the "
-            f"block anew, {whole_block}={{…}} behind a command"
+            f"block anew, {whole_block}={{…}} after a command"
         )
     if other is not None and not close:
         return f"did you mean {'.'.join(other)!r}?{_meaning(whole, other)}"

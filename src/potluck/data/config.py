@@ -43,6 +43,9 @@ class FileOptions(BaseModel):
     class_names: list[str] | None = None  # in the order of their numbers; none: sorted
 
 
+PREPARATION = ("samples", "normalize", "augment")  # keys that are for any data set
+
+
 class DataConfig(FileOptions):
     """A data set by name, and its preparation."""
 
@@ -75,6 +78,8 @@ class DataConfig(FileOptions):
         for key in ("path", "target") if self.name == "files" else ():
             if key not in options:
                 raise DataError(f"data: the files need the key {key!r}")
+        if self.name in registry.names():
+            registry.check_options(self.name, options, PREPARATION)
         dataset = registry.load(self.name, folder, labels_only=labels_only, **options)
         if self.samples is not None:
             dataset = registry.fewer(dataset, self.samples)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -91,7 +91,7 @@ def load(name: str, dir: Path | str | None = None, *, labels_only: bool = False,
         raise DataError(f"there is no data set {name!r}: {_file_hint(name) or nearest(name, _LOADERS)}")
     loader = _LOADERS[name]
     accepted = _parameters(loader)
-    _check_options(name, accepted, options)
+    check_options(name, options)
     missing = [option for option in needed(name) if option not in options]
     if missing:
         raise DataError(
@@ -108,7 +108,9 @@ def needed(name: str) -> list[str]:
     return [one.name for one in options if one.default is one.empty]
 
 
-def _check_options(name: str, accepted: Mapping[str, inspect.Parameter], options: Mapping[str, Any]) -> None:
+def check_options(name: str, options: Mapping[str, Any], also: Sequence[str] = ()) -> None:
+    """Refuse options that a registered data set does not have; `also` are keys beside them, for the sentence."""
+    accepted = _parameters(_LOADERS[name])
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values()):
         return
     known = [
@@ -116,7 +118,7 @@ def _check_options(name: str, accepted: Mapping[str, inspect.Parameter], options
     ]
     for option in options:
         if option not in known:
-            takes = f"it takes {', '.join(known)}" if known else "it takes none"
+            takes = f"it takes {', '.join([*known, *also])}" if known or also else "it takes none"
             raise DataError(f"data set {name!r} has no option {option!r}: {takes}")
         kind = accepted[option].annotation
         if not _fits(options[option], kind):

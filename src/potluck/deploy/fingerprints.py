@@ -57,10 +57,10 @@ def _read(path: Path, client: str, take: Callable[[bytes], str] = fingerprint) -
         line = read_bounded(path, LARGEST_KEY)
         taken = take(line)
     except OSError as error:
-        told = (
-            f"the key of client {client}, {path}, cannot be read: {error.strerror or error}; check its rights"
-        )
-        raise ConfigError(told) from error
+        lost = isinstance(error, FileNotFoundError)
+        remedy = "check --client-keys, or put it there" if lost else "check its rights"
+        why = error.strerror or error
+        raise ConfigError(f"the key of client {client}, {path}, cannot be read: {why}; {remedy}") from error
     except (ValueError, IndexError) as error:
         raise ConfigError(f"{path} is no public key; write one with ssh-keygen") from error
     if not line.split()[0].startswith(KIND):

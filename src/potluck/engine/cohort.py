@@ -15,7 +15,9 @@ from potluck.core.server import Server
 from potluck.engine.acceptance import Acceptance, Exchange, no_message
 from potluck.engine.ledger import Ledger
 from potluck.engine.protocol import Answer, Engine, Failure, Outcome, Request, Stamp
-from potluck.errors import RoundFailed
+from potluck.errors import RoundFailed, some
+
+MOST_REASONS = 3  # that a sentence gives
 
 
 def clients_needed(quorum: float, clients: int) -> int:
@@ -95,11 +97,9 @@ class Cohort:
     def _check_quorum(self) -> None:
         """End the attempt at the round where too few clients are left."""
         if len(self.ids) < self.quorum:
-            reasons = [*self.failures.values()]
-            shown = "; ".join(reasons[:3]) + (f"; and {len(reasons) - 3} more" if len(reasons) > 3 else "")
             raise RoundFailed(
                 f"round {self.server.round}: {len(self.ids)} of {len(self.asked)} clients are left, "
-                f"{self.quorum} are needed: {shown}",
+                f"{self.quorum} are needed: {_in_short(self.failures)}",
                 self.failures,
                 self.lost,
             )
@@ -167,3 +167,15 @@ class Cohort:
             self.cards,
             {answer.client: answer.report for answer in kept},
         )
+
+
+def _in_short(failures: Mapping[ClientId, str]) -> str:
+    """The first reasons why clients are out; those of one reason are named together."""
+    alike: dict[str, list[ClientId]] = {}
+    for client, reason in failures.items():
+        alike.setdefault(reason.removeprefix(f"client {client}"), []).append(client)
+    told = [
+        f"clients {some(ids)}{reason}" if len(ids) > 1 else failures[ids[0]] for reason, ids in alike.items()
+    ]
+    more = sum(map(len, [*alike.values()][MOST_REASONS:]))
+    return "; ".join(told[:MOST_REASONS]) + (f"; and {more} more" if more else "")

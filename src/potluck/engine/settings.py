@@ -50,7 +50,7 @@ class EngineSettings(Settings):
     @classmethod
     def _known(cls, value: Any) -> Any:
         if value != LOCAL and value not in (known := engine_names()):
-            raise ValueError(f"input should be {' or '.join(map(repr, known))}")
+            raise ValueError(f"must be {' or '.join(map(repr, known))}")
         return value
 
     @field_validator("workers", mode="before")

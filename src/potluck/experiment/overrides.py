@@ -78,6 +78,8 @@ _Yaml.add_implicit_resolver(
 _PLAIN = {
     "mapping values are not allowed here": "a colon that is not expected; check the indentation of this line and "
     "the one before, and put a text with a colon in quotes",
+    "expected ',' or ']', but got '<stream end>'": "the file ends inside a list; close it with ]",
+    "expected ',' or '}', but got '<stream end>'": "the file ends inside a block; close it with }",
 }
 # What PyYAML raises itself where a value is not what its tag says: !!bool maybe, !!float x, 2001-99-99.
 _NO_VALUE = (ValueError, KeyError, AttributeError, TypeError, OverflowError)
@@ -186,7 +188,7 @@ def read_override(override: str) -> tuple[str, Any]:
     if not equals or not key:
         raise ConfigError(f"{override!r} is not an override; write key=value, for example training.rounds=5")
     if not text.strip():
-        raise ConfigError(f"{override!r} has no value; write one behind the =, or null where none is meant")
+        raise ConfigError(f"{override!r} has no value; write one after the =, or null where none is meant")
     try:
         value = yaml.load(text, Loader=_Yaml)
     except (yaml.YAMLError, RecursionError, *_NO_VALUE) as error:

@@ -120,7 +120,7 @@ class ExperimentSettings(Settings):
             raise ValueError(f"give the name of a method{meant}, or a block with a name and its options")
         options = {"name": value} if isinstance(value, str) else dict(value)
         if "name" not in options:
-            raise ValueError("method needs a name")
+            raise ValueError("the block has no name; write for example method: {name: fedmrl, d1: 16}")
         return validated(find_method(str(options["name"])).Config, options, "method", cls)
 
     @classmethod

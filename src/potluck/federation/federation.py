@@ -31,7 +31,7 @@ from potluck.core.task import Task
 from potluck.data import Split
 from potluck.data.client_splits import PARTS
 from potluck.data.public import public_for
-from potluck.errors import ConfigError
+from potluck.errors import ConfigError, HeadError, ModelError, some
 from potluck.federation.builder import ClientBuilder, Publics, to_device
 from potluck.federation.groups import GroupData
 from potluck.federation.private_models import PrivateModels
@@ -190,8 +190,24 @@ def simulated(
         **settings,
     )
     check_public(federation.population)
-    check_trained(federation.prepared())
+    try:
+        check_trained(federation.prepared())
+    except HeadError as error:
+        raise ModelError(f"{error}{_odd_labels(groups)}") from error
     return federation
+
+
+def _odd_labels(groups: Sequence[GroupData]) -> str:
+    """For a sentence about heads: which labels make the number of classes larger than the labels that occur."""
+    for data in (group.data for group in groups if group.data.task.single_label):
+        found = torch.unique(data.y).tolist()
+        gaps = sorted({*range(data.task.classes)} - {*found})
+        beyond = [str(label) for label in found if gaps and label > gaps[0]]
+        if beyond:
+            those = f"{some(map(str, gaps))} of {data.name!r} never occur"
+            are = "is a mistake" if len(beyond) == 1 else "are mistakes"
+            return f"; labels {those}, so if {some(beyond)} {are}, correct {'it' if len(beyond) == 1 else 'them'}"
+    return ""
 
 
 def _readable_data(task: Task) -> str:

@@ -189,8 +189,9 @@ def _slowest(now: Snapshot) -> str:
 def _resources(now: Snapshot) -> str:
     parts = []
     if any(now.messages.values()):
-        up, down = (size(now.messages[way]) for way in ("up", "down"))
-        parts.append(f"messages: {up} up, {down} down, those for evaluation included")
+        parts.append(
+            f"messages: {size(now.messages['up'])} up, {size(now.messages['down'])} down, evaluation included"
+        )
     if now.kind == "server":
         parts.append(_crossed(now))
     if now.memory:

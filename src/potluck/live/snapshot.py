@@ -214,7 +214,11 @@ class Follower:
             "strangers",
             "notices",
         )
-        about = ("potluck", "flower", "pid")
+        about = (
+            "potluck",
+            "pid",
+            *(("flower",) if facts["kind"] == "server" else ()),
+        )  # a run may go without it
         return {name: facts[name] for name in (*names, *about)} | {
             "state": facts["state"] if alive or ended else "gone",
             "alive": alive,

@@ -12,7 +12,7 @@ def method_names() -> list[str]:
     return sorted(registered())
 
 
-LOADING = "plugins: [FILE.py] in the experiment, or plugins=[FILE.py] behind the command"
+LOADING = "--plugin FILE.py, or in the experiment plugins: [FILE.py]"
 
 
 def find_method(name: str, loading: str = LOADING) -> type[Method]:
@@ -22,7 +22,7 @@ def find_method(name: str, loading: str = LOADING) -> type[Method]:
     """
     known = registered()
     if name not in known:
-        own = f"one of your own is found once its file is loaded, by {loading}"
+        own = f"for one of your own name its file: {loading}"
         raise ConfigError(f"there is no method {name!r}; {nearest(name, known)} ({own})")
     method = known[name]
     if method.round is Method.round:

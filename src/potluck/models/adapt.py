@@ -114,8 +114,15 @@ def _producer(net: nn.Module, layers: list[str], task: Task, maps: bool) -> str:
 
     for name in layers:
         watch(name)
-    scores = attempt(trial, partial(scores_of, trial), sample_batch(task, trial))
+    x = sample_batch(task, trial)
+    scores = attempt(trial, partial(scores_of, trial), x)
     found = [name for name in layers if name in outputs and _gives(outputs[name], scores)]
+    wanted = (len(x), *task.scores)
+    if not found and (scores.ndim != len(wanted) or len(scores) != len(x)):
+        raise ModelError(
+            f"{kind(net)} gave shape {tuple(scores.shape)} for a batch of {len(x)}, expected {wanted}; return that "
+            "from forward(x)"
+        )
     if not found and maps:
         raise ModelError(
             f"no convolution of {kind(net)} gives its output; let nothing (an enlargement, for example) follow the "

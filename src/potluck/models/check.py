@@ -13,7 +13,7 @@ from potluck.core.modest import MOST_WIDTH
 from potluck.core.plain_values import shown
 from potluck.core.task import Task
 from potluck.core.trial import agree, attempt, blame, kind, sample_batch, trial_copy
-from potluck.errors import ModelError
+from potluck.errors import HeadError, ModelError
 from potluck.models.adapted import Adapted, find_layer, replace_layer
 from potluck.models.outputs import at_positions, chosen_positions, scores_of
 
@@ -142,7 +142,7 @@ def _expect_scores(scores: Tensor, samples: int, task: Task) -> None:
     if scores.ndim != len(wanted) or len(scores) != samples:
         raise ModelError(f"the head gave {tuple(scores.shape)}, expected {wanted}; return that")
     if scores.shape[1] != task.classes:
-        raise ModelError(
+        raise HeadError(
             f"the head gives {scores.shape[1]} scores, the task has {task.counted}; change the model's last layer, "
             f"or give the model as {{model: …, classes: {task.classes}}} for a new one"
         )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+SETTINGS = "experiment.yaml"  # marks the folder of a comparison
 Lines = list[tuple[str, str]]  # what to type, and what it does
 AFRESH = "run the same experiment again, with the same seed"
 ONWARD = "continue after an interruption, with the same numbers"
@@ -20,10 +22,23 @@ def again(folder: Path, config: Mapping[str, Any], environment: Mapping[str, Any
         return _of_sites(folder)
     rounds = training.get("rounds") if isinstance(training, Mapping) else None
     more = 2 * rounds if isinstance(rounds, int) else 20
-    if not environment.get("portable", True):
-        return _with_objects(folder, more)
     registered = environment.get("registered")
-    return _in_program(folder, registered, more) if registered else _commands(folder, more)
+    if not environment.get("portable", True):
+        lines = _with_objects(folder, more)
+    elif registered:
+        lines = _in_program(folder, registered, more)
+    else:
+        lines = _commands(folder, more)
+    together = (f"# more rounds: compare again with training.rounds={more}, which extends all runs", "")
+    compared = comparison_of(folder) is not None
+    return [together if compared and line[1] == LONGER else line for line in lines]
+
+
+def comparison_of(folder: Path) -> Path | None:
+    """The folder of the comparison that a run belongs to, the one above it; None where it is a run of its own."""
+    own = folder.resolve()
+    is_part = re.search(r"-seed\d+$", own.name) and (own.parent / SETTINGS).is_file()
+    return folder.parent if is_part else None
 
 
 def typed(path: Path) -> str:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from potluck.files import read_bounded, write_anew
+from potluck.report.again import SETTINGS
 from potluck.report.comparison_charts import bytes_chart, curves_chart, gains_chart, intervals_chart
 from potluck.report.format import VIEW_NAMES, capital, counted, method_label
 from potluck.report.grids import Grid, grids, shares
 from potluck.report.html import in_words, render
 from potluck.report.measures import Measure
-from potluck.report.page import SETTINGS, split_part
+from potluck.report.page import split_part
 from potluck.report.reading import reading
 from potluck.report.render import Column, Sheet, words
 from potluck.report.sheets import (

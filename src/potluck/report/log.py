@@ -547,10 +547,16 @@ def read_mapping(path: Path) -> dict[str, Any] | None:
     """A JSON mapping of a run; None when the file is absent."""
     if not path.exists():
         return None
-    value = read_json(path, "repair or remove it")
+    remedy = start_remedy(path.parent) if path.name in (ENVIRONMENT, "split.json") else "repair or remove it"
+    value = read_json(path, remedy)
     if not isinstance(value, dict):
-        raise RunError(f"{path} is not a mapping; repair or remove it")
+        raise RunError(f"{path} is not a mapping; {remedy}")
     return value
+
+
+def start_remedy(folder: Path) -> str:
+    """What to do about a damaged file that only the start of a run can write."""
+    return f"put a whole copy of it back, or start a new run, with the settings in {folder / 'config.yaml'}"
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -7,7 +7,6 @@ the HTML is in `templates`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,7 +18,7 @@ import yaml
 
 from potluck.errors import RunError
 from potluck.files import write_anew
-from potluck.report.again import again
+from potluck.report.again import again, comparison_of
 from potluck.report.charts import ClientCurves, client_bars, client_curves, over_rounds
 from potluck.report.format import (
     capital,
@@ -64,7 +63,6 @@ from potluck.report.split_chart import split_chart
 from potluck.report.split_file import by_group, read_split, total_of
 
 MOST_ROWS = 1000  # clients in the table of a page
-SETTINGS = "experiment.yaml"  # in the folder of a comparison
 _ELSEWHERE = ("models", "settings")  # what other parts of the page show of environment.json
 _Part = dict[str, Any] | None  # what the template of a section needs; None leaves the section out
 
@@ -271,9 +269,8 @@ def _homes(homes: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _comparison(run: _Run) -> str:
     """The name of the comparison that a run belongs to; its page is in the folder above."""
-    above = run.folder.resolve().parent
-    is_part = re.search(r"-seed\d+$", run.folder.resolve().name) and (above / SETTINGS).is_file()
-    return above.name if is_part else ""
+    above = comparison_of(run.folder)
+    return above.resolve().name if above else ""
 
 
 def _state(run: _Run) -> list[str]:

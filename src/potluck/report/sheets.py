@@ -543,12 +543,13 @@ def _about_few_pairs(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _not_measured(comparison: Comparison) -> str:
     """The ways to predict that methods have besides those in the table."""
-    left_out = {
-        entry["method"]: entry["not_measured"] for entry in comparison["methods"] if entry.get("not_measured")
-    }
+    left_out: dict[str, list[str]] = {}  # variants of one method lack the same ways: they are named together
+    for entry in comparison["methods"]:
+        if entry.get("not_measured"):
+            left_out.setdefault(", ".join(entry["not_measured"]), []).append(method_label(entry["method"]))
     if not left_out:
         return ""
-    each = "; ".join(f"{method_label(method)} by {', '.join(modes)}" for method, modes in left_out.items())
+    each = "; ".join(f"{', '.join(methods)} by {modes}" for modes, methods in left_out.items())
     return f"Not measured: {each} (evaluate.modes=all measures them)."
 
 

@@ -240,6 +240,8 @@ def resume(
     name; where the work is done may change, and is written down. `trust` lets a folder of somebody else run the
     code it names. `from_round` goes back to the checkpoint of an earlier round, of which the last three are kept;
     0 is the start. The rounds after it are trained again. `watcher`, `observers` and `progress` as in `run`.
+
+    A run of a comparison gets more rounds by `potluck.compare`, which extends all of its runs.
     """
     check_observers(observers)
     _check_watcher(watcher)
@@ -248,11 +250,27 @@ def resume(
         check_experiment("resume", experiment, {})
     if isinstance(experiment, Path | str):
         raise ConfigError(f"resume() takes an Experiment: experiment=Experiment.load({str(experiment)!r})")
-    home = RunFolder.begun(Path(folder))
+    return go_on(Path(folder), rounds, watcher, observers, experiment, overrides, trust, progress, from_round)
+
+
+def go_on(
+    folder: Path,
+    rounds: int | None = None,
+    watcher: Observer | None = None,
+    observers: Sequence[Observer] = (),
+    experiment: Experiment | None = None,
+    overrides: Sequence[Override] = (),
+    trust: bool = False,
+    progress: bool | None = None,
+    from_round: int | None = None,
+    compared: bool = False,
+) -> RunResult:
+    """Go on with a run as `resume` does; `compared` also extends one of a comparison, as all of it is extended."""
+    home = RunFolder.begun(folder)
     with home.locked():  # before anything is read that another process may be about to change
         past = Past.read(home, from_round)
         given = experiment if experiment is not None else past.experiment(overrides, rounds, trust)
-        experiment = _ready(past.going_on(given, rounds))
+        experiment = _ready(past.going_on(given, rounds, compared))
         check_data_here(experiment)
         check_trackers(experiment.track)
         past.check_saved()

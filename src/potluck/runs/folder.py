@@ -27,6 +27,7 @@ from potluck.files import (
     write_whole,
 )
 from potluck.report.again import to_go_on, typed
+from potluck.report.log import start_remedy
 from potluck.report.reading import log_lines, reading
 from potluck.runs.log_marks import LogMarks, Marks, check_marks, is_marked, mark_of
 
@@ -142,7 +143,7 @@ class RunFolder:
         folder._check_kinds()
         missing = next((name for name in START if not (folder / name).exists()), None)
         if missing is not None:
-            raise RunError(f"{path} cannot be resumed: it has no {missing}{folder._half_made()}")
+            raise RunError(f"{path} cannot be resumed, as it has no {missing}{folder._half_made()}")
         for home in ("", *(name for name in FOLDERS if (folder / name).is_dir())):
             check_writable(
                 path / home / LOGS[0], "copy the folder to a place where you may write, and go on there"
@@ -202,7 +203,7 @@ class RunFolder:
     @property
     def remedy(self) -> str:
         """What to do about a damaged file that only the start of a run can write."""
-        return f"put a whole copy of it back, or start a new run, with the settings in {self / 'config.yaml'}"
+        return start_remedy(self.path)
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name

@@ -62,7 +62,7 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, folder: Path, onward: str, saved: bool = True) -> None:
         self.folder = folder
         self.note = "" if saved else " (from round 1 again, as checkpoints are turned off)"
-        super().__init__(f"stopped; go on with: {onward}{self.note}")
+        super().__init__(f"stopped; continue with: {onward}{self.note}")
 
 
 class Run:
@@ -170,7 +170,7 @@ class Run:
             if not _is_full(error):
                 raise
             full = str(error).removesuffix(f"; {WRITING}")
-            raise RunError(f"{full}; make room, then go on with: {self._onward}") from error
+            raise RunError(f"{full}; make room, then continue with: {self._onward}") from error
         finally:
             for tracker in self.trackers:
                 tracker.close()
@@ -306,9 +306,10 @@ class Run:
                 undo_attempt()
                 wait = tries.next_wait(lost=bool(error.lost))
                 if wait is None or not self.may_repeat(round_, error):
+                    other = "" if error.lost else "; with other settings start a new run"
                     raise RoundFailed(
                         f"{error} (tried {tries.made} times; the run is kept up to round {round_ - 1}: "
-                        f"{self._onward})",
+                        f"{self._onward}{other})",
                         error.failures,
                         error.lost,
                         error.spoiled,

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from potluck.errors import RunError
+from potluck.errors import RunError, some
 from potluck.files import refuse_links
 from potluck.front_door import front_door
 from potluck.models import Entries
 from potluck.report.log import ENVIRONMENT
 from potluck.report.reading import reading
-from potluck.runs.comparisons.comparison import Comparison, Sweep, is_comparison, open_comparison, with_code
+from potluck.runs.comparisons.comparison import (
+    COMPARISON,
+    SWEEP,
+    Comparison,
+    Sweep,
+    begun_runs,
+    is_comparison,
+    open_comparison,
+    with_code,
+)
 from potluck.runs.folder import RunFolder
 from potluck.runs.kept_models.given import Plugins, listed_plugins
 from potluck.runs.results.open_run import open_run
@@ -45,6 +54,13 @@ def looked_at(home: Path) -> Path | Comparison | Sweep:
     return open_comparison(home) if is_comparison(home) else home
 
 
+def runs_so_far(home: Path) -> list[Path]:
+    """The runs that have begun in the folder of a comparison that is not finished; none in any other folder."""
+    _refuse_other_folders(home)
+    finished = any((home / name).exists() for name in (COMPARISON, SWEEP))
+    return begun_runs(home) if is_comparison(home) and not finished else []
+
+
 def _refuse_other_folders(home: Path) -> None:
     if not home.is_dir():
         raise RunError(f"there is no run folder {home}; check the path")
@@ -65,5 +81,4 @@ def _lacking(home: Path) -> str:
 def _inside(home: Path) -> str:
     """Which folders inside can be opened, for a sentence; nothing where there are none."""
     found = [one for one in sorted(home.iterdir()) if is_comparison(one) or (one / ENVIRONMENT).exists()]
-    more = f" and {len(found) - 5} more" if len(found) > 5 else ""
-    return f"; open one that is in it: {', '.join(map(str, found[:5]))}{more}" if found else ""
+    return f"; open one that is in it: {some(map(str, found))}" if found else ""

@@ -7,13 +7,18 @@ from pathlib import Path
 from potluck.report.comparison_page import write_comparison, write_sweep
 from potluck.report.page import write_report
 from potluck.report.reading import reading
-from potluck.runs.comparisons.comparison import COMPARISON, SWEEP, Comparison
-from potluck.runs.open import looked_at
+from potluck.runs.comparisons.comparison import COMPARISON, SWEEP, Comparison, begun_runs
+from potluck.runs.open import looked_at, runs_so_far
 from potluck.runs.results.open_run import check_run
 
 
 def write_pages(folder: Path) -> list[Path]:
-    """Write all pages of a folder: that of a run, or those of a comparison or a sweep and of the runs in it."""
+    """Write all pages of a folder: that of a run, or those of a comparison or a sweep and of the runs in it.
+
+    A comparison that is not finished has only those of its runs.
+    """
+    if begun := runs_so_far(folder):
+        return list(map(_of_run, begun))
     found = looked_at(folder)
     if isinstance(found, Path):
         return [_of_run(found)]
@@ -29,7 +34,7 @@ def write_pages(folder: Path) -> list[Path]:
 def _of_comparison(found: Comparison) -> list[Path]:
     with reading(found.folder / COMPARISON):
         own = write_comparison(found.folder / "comparison.html", found.comparison)
-    return [own, *(_of_run(config.parent) for config in sorted(found.folder.glob("*-seed*/config.yaml")))]
+    return [own, *map(_of_run, begun_runs(found.folder))]
 
 
 def _of_run(folder: Path) -> Path:

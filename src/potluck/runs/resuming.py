@@ -23,6 +23,7 @@ from potluck.experiment.overrides import Override, read_yaml
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
 from potluck.files import sha256, write_json, write_whole
+from potluck.report.again import comparison_of
 from potluck.report.format import counted
 from potluck.report.log import read_mapping
 from potluck.report.reading import reading
@@ -105,8 +106,9 @@ class Past:
         path = self.folder.path
         if not self.about["portable"]:
             raise RunError(
-                f"{path} was run from Python with models or data of its own; "
-                "resume it there: potluck.resume(folder, experiment=…)"
+                f"{path} was run from Python with models or data of its own; make the same experiment again there, "
+                "experiment = potluck.Experiment.make(…) with all that the run was given, and call "
+                "potluck.resume(folder, experiment=experiment)"
             )
         with reading(self.folder / "environment.json"):
             unknown = first_unknown(self.about["registered"])
@@ -136,8 +138,11 @@ class Past:
         except ConfigError as error:
             raise RunError(f"{error}; put a whole copy of it back, or start a new run") from error
 
-    def going_on(self, experiment: Experiment, rounds: int | None) -> Experiment:
-        """The experiment with what pilot runs chose and the rounds asked for; refused if it is another one."""
+    def going_on(self, experiment: Experiment, rounds: int | None, compared: bool = False) -> Experiment:
+        """The experiment with what pilot runs chose and the rounds asked for; refused if it is another one.
+
+        `compared` is for a run of a comparison that is extended with all others of it.
+        """
         experiment = pilots.settled(experiment, self.folder.path)
         if rounds is not None:
             training = experiment.training.model_dump() | {"rounds": rounds}
@@ -152,6 +157,8 @@ class Past:
             if rounds is not None:
                 self._check_rounds(rounds)
             self._check_keep(experiment)
+        if rounds is not None and not compared:
+            self._refuse_part(rounds)
         check_own_code(self.folder.path, experiment, self.about["code"])
         return experiment
 
@@ -168,6 +175,15 @@ class Past:
             raise RunError(
                 f"{self.folder.path} has {counted(played, 'round')} already; ask for more than that, "
                 f"not {rounds}"
+            )
+
+    def _refuse_part(self, rounds: int) -> None:
+        """Refuse more rounds for one run of a comparison, whose tables would then not be those of its runs."""
+        path, home = self.folder.path, comparison_of(self.folder.path)
+        if home is not None and rounds > self.about["settings"]["training"]["rounds"]:
+            raise RunError(
+                f"{path} is a run of the comparison {home}; to extend all of its runs, compare again into {home} "
+                f"with training.rounds={rounds}; to extend it alone, copy {path} elsewhere and resume the copy"
             )
 
     def _check_keep(self, experiment: Experiment) -> None:

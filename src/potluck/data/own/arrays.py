@@ -255,14 +255,23 @@ def _tokens(where: str, x: Tensor, vocabulary: int) -> Tensor:
 def _features(where: str, x: Tensor, modality: Modality | None, gaps: bool) -> Tensor:
     _check_shape(where, x, modality)
     if x.is_floating_point():
-        if not bool((torch.isfinite(x) | (x.isnan() & gaps)).all()):
-            raise DataError(f"{where}: x holds NaN or infinite values: clean them first")
+        fine = torch.isfinite(x) | (x.isnan() & gaps)
+        if not bool(fine.all()):
+            raise DataError(f"{where}: x holds NaN or infinite values, {_first_of(~fine)}: clean them first")
         return x.float()
     if x.dtype != torch.uint8:
         raise DataError(
             f"{where}: x is {describe(x)}; give uint8 or float values, or `vocabulary` for token ids"
         )
     return x if x.ndim == 4 else x.float()
+
+
+def _first_of(wrong: Tensor) -> str:
+    """Where the first of some values is, counted from 0, and in how many rows they are."""
+    row, *place = torch.nonzero(wrong)[0].tolist()
+    rows = int(wrong.flatten(1).any(1).sum()) if wrong.ndim > 1 else int(wrong.sum())
+    column = f", column {place[0]}" if len(place) == 1 else f", place {tuple(place)}" if place else ""
+    return f"the first in row {row}{column} (counted from 0), in {rows} of {len(wrong)} rows"
 
 
 def _check_shape(where: str, x: Tensor, modality: Modality | None) -> None:
@@ -378,8 +387,9 @@ def _targets(where: str, y: Any, about: Settings) -> Tensor:
         raise DataError(
             f"{where}: regression y must be numbers (samples,) or (samples, outputs), not {describe(targets)}"
         )
-    if not bool(torch.isfinite(targets.double()).all()):
-        raise DataError(f"{where}: y holds NaN or infinite values: clean them first")
+    fine = torch.isfinite(targets.double())
+    if not bool(fine.all()):
+        raise DataError(f"{where}: y holds NaN or infinite values, {_first_of(~fine)}: clean them first")
     return targets.float()
 
 
@@ -414,14 +424,14 @@ def count_classes(name: str, y: Tensor, classes: int | None, class_names: Sequen
     low, high = int(y.min()), int(y.max())
     count = classes or (len(class_names) if class_names else high + 1)
     if low < 0 or high >= count:
-        told = (
-            f", as classes={classes} says"
+        said = f"classes={classes}" if classes else "class_names"
+        told = f", as {said} says" if classes else ", as class_names has so many" if class_names else ""
+        fewer = (
+            f"correct the labels, or leave out {said}"
             if classes
-            else ", as class_names has so many"
-            if class_names
-            else ""
+            else "name every class, or leave out class_names"
         )
-        remedy = f"add {-low} to all labels" if low < 0 else "name every class, or leave it out"
+        remedy = f"add {-low} to all labels" if low < 0 else fewer
         raise DataError(
             f"{name}: labels reach from {low} to {high}, outside 0 to {count - 1}{told}: {remedy}"
         )

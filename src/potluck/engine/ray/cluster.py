@@ -18,8 +18,8 @@ from typing import Any
 
 from potluck.engine.ray.door import check_address, check_door, listens, why_not
 from potluck.errors import ConfigError, first_line
+from potluck.version import install_command
 
-INSTALL = "install it with: pip install 'potluck[ray]'"
 VERSIONS = (2, 55, 1), (2, 61)  # from the first, below the second
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 QUIET = {
@@ -52,12 +52,13 @@ def check_installed() -> None:
     try:
         version = metadata.version("ray")
     except metadata.PackageNotFoundError:
-        raise ConfigError(f"engine.name: ray needs Ray; {INSTALL}") from None
+        raise ConfigError(f"engine.name: ray needs Ray; install it with: {install_command('ray')}") from None
     numbers = tuple(int(word) for word in version.split(".")[:3] if word.isdigit())
     if not VERSIONS[0] <= numbers < VERSIONS[1]:
         low, high = (".".join(map(str, one)) for one in VERSIONS)
         raise ConfigError(
-            f"engine.name: Ray {version} is installed, potluck works with {low} and newer, below {high}; {INSTALL}"
+            f"engine.name: Ray {version} is installed, potluck works with {low} and newer, below {high}; "
+            f"install it with: {install_command('ray')}"
         )
 
 

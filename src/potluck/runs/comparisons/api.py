@@ -113,6 +113,10 @@ def _planned(
     if overrides:
         raise ConfigError("overrides are for experiment files; give an experiment made in Python its values")
     if experiment is None:
+        if not methods and not variants and values.get("method") is None:
+            raise ConfigError(
+                "compare() is given no method; name some to compare, methods=['fedavg', 'fedproto']"
+            )
         own = {"plugins": plugins} if plugins else {}
         experiment = Experiment.make(**({"method": methods[0] if methods else "local"} | own | dict(values)))
         refuse_idle_method(values.get("method"), methods, variants)

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from potluck.errors import ConfigError, RunError, nearest
+from potluck.errors import ConfigError, RunError, nearest, some
 from potluck.files import read_json, write_json
 from potluck.front_door import front_door
 from potluck.models import Entries
 from potluck.report import latex
 from potluck.report.comparison import disagreement_with
 from potluck.report.comparison_page import sweep_heat_map, write_sweep
+from potluck.report.log import read_config
 from potluck.report.reading import reading, shown_from
 from potluck.report.render import Sheet, notebook, plain
 from potluck.report.sheets import comparison_sheet, measure_in, rounds_sheet, sweep_sheet, targets_sheet
@@ -153,7 +154,7 @@ class Comparison:
         asked = [make(self.comparison) for make in (rounds_sheet, targets_sheet)]
         sheets = [self.sheet, *(sheet for sheet in asked if sheet)]
         shown = [plain(sheet.first(ROWS, "comparison.html")) for sheet in sheets]
-        return "\n".join([*shown, str(self.folder)])
+        return "\n".join([*shown, f"report: {self.folder / 'comparison.html'}"])
 
     def _repr_html_(self) -> str:
         return _in_notebook(self.sheet, self.folder / "comparison.html")
@@ -243,7 +244,7 @@ class Sweep:
         write_sweep(self.folder / "sweep.html", about, self._contents)
 
     def __repr__(self) -> str:
-        return f"{plain(self.sheet.first(ROWS, 'sweep.html'))}\n{self.folder}"
+        return f"{plain(self.sheet.first(ROWS, 'sweep.html'))}\noverview: {self.folder / 'sweep.html'}"
 
     def _repr_html_(self) -> str:
         return _in_notebook(self.sheet, self.folder / "sweep.html")
@@ -266,6 +267,11 @@ def _run_folders(one: Comparison) -> list[Path]:
 def is_comparison(folder: Path) -> bool:
     """Whether this is the folder of a comparison or a sweep, finished or not."""
     return any((folder / name).exists() for name in (COMPARISON, SWEEP, MARK))
+
+
+def begun_runs(folder: Path) -> list[Path]:
+    """The folders of all runs in that of a comparison that have begun, finished or not."""
+    return [config.parent for config in sorted(folder.glob("*-seed*/config.yaml"))]
 
 
 def is_sweep(folder: Path, settings: Iterable[str]) -> bool:
@@ -293,7 +299,9 @@ def open_comparison(folder: Path | str) -> Comparison | Sweep:
 
 def _open(folder: Path) -> Comparison:
     if not (folder / COMPARISON).exists():
-        raise RunError(f"{folder} has no {COMPARISON}: it is not a finished comparison; {AGAIN}")
+        finished = [str(run) for run in begun_runs(folder) if (run / "summary.json").exists()]
+        or_one = f", or open one of its finished runs: {some(finished)}" if finished else ""
+        raise RunError(f"{folder} has no {COMPARISON}: it is not a finished comparison; {AGAIN}{or_one}")
     comparison = _mapping(folder / COMPARISON, "methods")
     with reading(folder / COMPARISON, AGAIN):
         comparison_sheet(comparison).rows  # noqa: B018 - what cannot be shown is refused here
@@ -318,6 +326,7 @@ def _check_runs(folder: Path, comparison: Mapping[str, Any], runs: Mapping[str, 
     """Refuse damaged logs, and a comparison that says something else than they do."""
     for run in (run for each in runs.values() for run in each):
         RunResult(run, read_summary(run, "potluck compare again")).check_log()
+    _refuse_longer(folder, comparison, runs)
     try:
         other = disagreement_with(comparison, runs)
     except ConfigError as error:
@@ -326,6 +335,18 @@ def _check_runs(folder: Path, comparison: Mapping[str, Any], runs: Mapping[str, 
         raise RunError(
             f"{folder / COMPARISON} does not agree with the logs of its runs: {other} is another there; {AGAIN}"
         )
+
+
+def _refuse_longer(folder: Path, comparison: Mapping[str, Any], runs: Mapping[str, Sequence[Path]]) -> None:
+    """Refuse a comparison one of whose runs has been extended since, and say how to extend the others."""
+    said = {entry["method"]: entry.get("rounds_trained") for entry in comparison["methods"]}
+    for label, run in ((label, run) for label, each in runs.items() for run in each):
+        now = (read_config(run).get("training") or {}).get("rounds")
+        if isinstance(now, int) and isinstance(said[label], int) and now > said[label]:
+            raise RunError(
+                f"{run} now has {now} rounds, and {folder / COMPARISON} was made when it had {said[label]}; "
+                f"compare again into {folder} with training.rounds={now}"
+            )
 
 
 def _mapping(path: Path, needed: str) -> dict[str, Any]:

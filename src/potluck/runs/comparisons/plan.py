@@ -167,8 +167,9 @@ def refuse_idle_method(method: Any, methods: Sequence[Any], variants: Any, given
     labelled = _by_method(methods) if methods else read_block(variants, "variants")
     played = {_name(changes.get("method", method)) for changes in labelled.values()}
     if _name(method) not in {BASELINE, *played}:
+        are = "is" if len(played) == 1 else "are"
         raise ConfigError(
-            f"{given}: {_name(method)} would not be compared, as only {', '.join(sorted(played))} are; "
+            f"{given}: {_name(method)} would not be compared, as only {', '.join(sorted(played))} {are}; "
             f"leave it out, or add it to {'methods' if methods else 'variants'}"
         )
 

@@ -18,7 +18,7 @@ from potluck.data import Split
 from potluck.engine.evaluation.checks import check_evaluation, judged_by
 from potluck.engine.registry import RAY
 from potluck.errors import RunError
-from potluck.experiment.differences import changes_since
+from potluck.experiment.differences import Difference, changes_since
 from potluck.experiment.export import to_values
 from potluck.experiment.plain import plain
 from potluck.experiment.recipe import ExperimentRecipe
@@ -29,7 +29,7 @@ from potluck.report.comparison import compare_runs
 from potluck.report.comparison_page import write_comparison
 from potluck.report.log import View, read_config
 from potluck.report.targets import check_targets, with_targets
-from potluck.runs.api import resume, run
+from potluck.runs.api import go_on, run
 from potluck.runs.comparisons.comparison import COMPARISON, MARK, Comparison
 from potluck.runs.comparisons.elsewhere import RunJob, play_elsewhere
 from potluck.runs.comparisons.references import BASELINE, check_reference, references, with_locals
@@ -284,7 +284,7 @@ class _Part:
         here = self.as_begun
         given = not here.portable or bool(reach(to_values(here), {}))
         own = settled(here, self.folder) if given else None
-        return resume(self.folder, rounds=rounds, watcher=watch(self.label), experiment=own)
+        return go_on(self.folder, rounds, watch(self.label), experiment=own, compared=True)
 
     def _check_log(self, result: RunResult) -> None:
         try:
@@ -312,10 +312,9 @@ class _Part:
         experiment = settled(self.as_begun, self.folder)
         for one in changes_since(read_config(self.folder), experiment):
             if not is_free(one) and not (self.is_shorter and one.key == ROUNDS):
-                before = f"for its scores after round {one.here} ask with --rounds {one.here}, or "
                 raise RunError(
-                    f"{self.folder} was run with other settings ({one}); {before if one.key == ROUNDS else ''}"
-                    "choose another folder with --out, or remove that one"
+                    f"{self.folder} was run with other settings ({one}); {_of_longer(one)}"
+                    "choose another folder with --out (in Python out=…), or remove that one"
                 )
         check_own_code(self.folder, experiment, about["code"])
         check_fetched_files(self.folder, to_values(experiment), about.get("fetched", {}))
@@ -344,3 +343,13 @@ class _Part:
 
     def _summary(self) -> dict[str, Any]:
         return read_summary(self.folder, "the same call")
+
+
+def _of_longer(one: Difference) -> str:
+    """How to compare a run that has more rounds than are asked for, for a sentence; else nothing."""
+    if one.key != ROUNDS:
+        return ""
+    return (
+        f"compare with training.rounds={one.there}, which has its scores after round {one.here} too: --rounds "
+        f"{one.here} (in Python rounds=[{one.here}]), or "
+    )

@@ -88,7 +88,8 @@ def _need_a_list(architectures: Mapping[str, Mapping[str, Any]]) -> bool:
 def _bring(needed: str, lacking: Collection[str], as_list: bool) -> str:
     """The sentence that asks for everything of the user's own that is lacking: by name, or as a list."""
     names = [needed, *sorted(set(lacking) - {needed})]
-    others = f"; so are {', '.join(names[1:])}" if names[1:] else ""
+    are = "are" if len(names) > 2 else "is"
+    others = f"; so {are} {', '.join(names[1:])}" if names[1:] else ""
     named = "{" + ", ".join(f"{name!r}: {name}" for name in names) + "}"
     way = f"potluck.open(folder, models={named})"
     if as_list or not all(name.isidentifier() for name in names):
@@ -97,7 +98,10 @@ def _bring(needed: str, lacking: Collection[str], as_list: bool) -> str:
             "models={'0': …}"
         )
     what = "a model" if as_list else "a class or function"
-    return f"{needed} is needed here, {what} of your own that a folder cannot hold{others}: {way}"
+    return (
+        f"{needed} is needed here, {what} of your own that a folder cannot hold{others}: {way}; potluck.plot takes "
+        "models=… too"
+    )
 
 
 def _refuse_functions(outline: Outline, plugins: Plugins) -> None:

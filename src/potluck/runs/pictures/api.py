@@ -148,6 +148,6 @@ def _check_options(kind: Kind, options: Options) -> None:
         if getattr(options, one.name) is None or one.name in KINDS[kind].options:
             continue
         takers = [name for name, picture in KINDS.items() if one.name in picture.options]
-        raise ConfigError(f"{kind} takes no {one.name}; it is for {', '.join(takers)}")
+        raise ConfigError(f"the picture {kind!r} has no option {one.name!r}; it is for {', '.join(takers)}")
     if options.samples is not None and options.samples < 2:
         raise ConfigError(f"samples: give at least 2, not {options.samples}")

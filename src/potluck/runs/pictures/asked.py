@@ -18,7 +18,7 @@ from potluck.report.reading import reading
 from potluck.report.scores import summarise
 from potluck.runs.comparisons.comparison import Comparison, Sweep
 from potluck.runs.kept_models.given import Plugins
-from potluck.runs.open import looked_at
+from potluck.runs.open import looked_at, runs_so_far
 from potluck.runs.results.open_run import open_run
 from potluck.runs.results.run_result import RunResult
 
@@ -164,23 +164,25 @@ def asked_of(kind: str, runs: Given | Sequence[Given], options: Options, code: C
     several = list(runs) if isinstance(runs, list | tuple) else [runs]
     if not several:
         raise ConfigError(f"{kind}: give the folder of a run, or of a comparison")
-    return Asked(kind, tuple(_opened(one, kind == "timeline") for one in several), options, code)
+    return Asked(kind, tuple(found for one in several for found in _opened(one, kind)), options, code)
 
 
-def _opened(given: Any, or_trace: bool) -> Path | RunResult | Comparison | Sweep:
-    """A run, a comparison or a sweep; `or_trace` also takes the file of a recorded round."""
+def _opened(given: Any, kind: str) -> Sequence[Path | RunResult | Comparison | Sweep]:
+    """A run, a comparison or a sweep, or the runs so far of an unfinished one; for a timeline also a trace."""
     if isinstance(given, RunResult | Comparison | Sweep):
-        return given
+        return [given]
     if not isinstance(given, str | Path):
         raise ConfigError(
             f"runs: give folders, or what potluck.run, compare and open return, not a {type(given).__name__}"
         )
     home = Path(given)
     if home.is_file():
-        if or_trace:
-            return home
+        if kind == "timeline":
+            return [home]
         raise RunError(f"{home} is a file; give the folder of a run, or of a comparison")
-    return looked_at(home)
+    begun = runs_so_far(home)
+    measured = [run for run in begun if any(file.stat().st_size for file in run.glob("metrics.jsonl"))]
+    return measured or begun or [looked_at(home)]
 
 
 def _runs_of(given: Path | RunResult | Comparison | Sweep) -> Iterator[RunFiles]:

@@ -24,6 +24,7 @@ ELSEWHERE = (
     "evaluate",
     "metrics",
 )
+SUCH = "give runs that do, such as those of potluck compare with variants or a sweep"
 Values = dict[str, Any]  # dotted key → value
 
 
@@ -97,9 +98,9 @@ def key_named(word: str, keys: Sequence[str]) -> str:
     hint = (
         nearest(word, [*keys, *(key.rpartition(".")[2] for key in keys)])
         if keys
-        else "they differ in nothing"
+        else f"they differ in no setting; {SUCH}"
     )
-    raise ConfigError(f"over: the runs do not differ in {word!r}; {hint}")
+    raise ConfigError(f"over: these runs do not differ in {word!r}; {hint}")
 
 
 def keys_over(runs: Sequence[RunFiles], over: Sequence[str] | None, wanted: int) -> list[str]:
@@ -112,10 +113,8 @@ def keys_over(runs: Sequence[RunFiles], over: Sequence[str] | None, wanted: int)
         return [key_named(word, keys) for word in over]
     if len(keys) < wanted:
         told = f"differ in {keys[0]} alone" if keys else "do not differ in any setting"
-        raise ConfigError(
-            f"these runs {told}, and the picture needs {what}; give runs that do, such as those of potluck compare "
-            "with variants or a sweep"
-        )
+        one = f", or draw that one: potluck plot option … --over {short(keys[0], keys)}" if keys else ""
+        raise ConfigError(f"these runs {told}, and the picture needs {what}; {SUCH}{one}")
     if len(keys) > wanted:
         example = ",".join(keys[:wanted])
         raise ConfigError(

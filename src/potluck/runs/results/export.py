@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from potluck.errors import ConfigError, ModelError, first_line
 from potluck.files import write_anew
+from potluck.version import install_command
 
 
 def exported(module: nn.Module, x: Tensor, who: str) -> ExportedProgram:
@@ -61,7 +62,7 @@ def write_onnx(module: nn.Module, x: Tensor, path: Path, who: str) -> None:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise ConfigError(f"to_onnx needs {error.name}: pip install 'potluck[export]'") from error
+        raise ConfigError(f"to_onnx needs {error.name}: {install_command('export')}") from error
     program = exported(module, x, who)
     try:
         with _quietly(), tempfile.TemporaryDirectory() as folder:

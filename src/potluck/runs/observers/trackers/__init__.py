@@ -13,6 +13,7 @@ from potluck.runs.observers.trackers.mlflow import MlflowTracker
 from potluck.runs.observers.trackers.tensorboard import TensorBoardTracker
 from potluck.runs.observers.trackers.tracker import Tracker
 from potluck.runs.observers.trackers.wandb import WandbTracker
+from potluck.version import install_command
 
 TRACKERS: tuple[type[Tracker], ...] = (TensorBoardTracker, WandbTracker, MlflowTracker)
 
@@ -27,7 +28,7 @@ def check_trackers(track: TrackSettings) -> None:
     """Refuse a tracker that is not installed, before anything is trained."""
     for kind in _asked(track):
         if find_spec(kind.name) is None:
-            raise ConfigError(f"track: {kind.name} is not installed; pip install 'potluck[track]' brings it")
+            raise ConfigError(f"track: {kind.name} is not installed; {install_command('track')} brings it")
 
 
 def _asked(track: TrackSettings) -> list[type[Tracker]]:
