@@ -214,11 +214,7 @@ class Follower:
             "strangers",
             "notices",
         )
-        about = (
-            "potluck",
-            "pid",
-            *(("flower",) if facts["kind"] == "server" else ()),
-        )  # a run may go without it
+        about = ("potluck", "flower", "pid")
         return {name: facts[name] for name in (*names, *about)} | {
             "state": facts["state"] if alive or ended else "gone",
             "alive": alive,
