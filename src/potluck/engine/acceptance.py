@@ -178,12 +178,16 @@ class Acceptance:
             reasons |= self._too_large(seen, reasons, exchange, self.largest_ratio)
         if self.strangers:
             self._note_sizes(seen, reasons, exchange, contract)
+        self.last_norms.note(exchange.steps, seen.norms(reasons))
         return reasons
 
     def _note_sizes(
         self, seen: Reductions, refused: Mapping[ClientId, str], exchange: Exchange, contract: Contract
     ) -> None:
-        found = self.yardsticks.sizes(seen.sent(refused), contract)
+        sent, cards, norms = seen.sent(refused), self.server.cards, seen.norms(refused)
+        others = self.last_norms.of_others(exchange.steps, norms, cards)
+        unheard = sum(client not in sent and client not in self.last_norms.values for client in cards)
+        found = self.yardsticks.sizes(sent, contract, others, unheard)
         steps = self.method.steps()
         setup = all(steps[step].purpose == "setup" for step in exchange.steps)
         for sizes in (self.sizes, *([self.first_sizes] if setup else [])):
@@ -226,7 +230,6 @@ class Acceptance:
                     f"majority, so nobody is refused {SETTING}: look into them, and if need be exclude "
                     "one side"
                 )
-        self.last_norms.note(exchange.steps, seen.norms({**refused, **reasons}))
         return reasons
 
     def _beyond_new(
