@@ -1,19 +1,25 @@
 """Liars just under half of the clients: as many as the honest in a round one missed, or found one by one."""
 
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import sites
 from links import Told, is_training, serve
 from test_named_twice import ALIKE, both, left_out, says_not_finite
-from test_small_cohorts import largest
-from test_unlike_groups import FiveSites, experiment, lie
+from test_small_cohorts import RANGED, largest
+from test_unlike_groups import FiveSites, dropped, experiment, lie, part
 
+from potluck.core.contract import tensor
+from potluck.core.message import Message
+from potluck.deploy import wire
 from potluck.deploy.site import Site
-from potluck.engine.protocol import Request
+from potluck.engine.protocol import Answer, Request
+from potluck.engine.yardsticks import Yardsticks
 from potluck.errors import RoundFailed
 from potluck.experiment.schema import Experiment
+from potluck.files import read_json
 
 
 def away(client, round_, times=1):
@@ -141,3 +147,51 @@ def test_the_start_is_not_gone_back_to_once_sites_have_forgotten_it(tmp_path):
         )
     assert "client 1 stood out in round 1, and what came of that is not taken back" in str(error.value)
     assert not [one for one in told.notices if "older than its clients" in one]
+
+
+def test_few_that_send_next_to_nothing_have_no_honest_client_named(tmp_path):
+    """Two liars and one honest client play round 1, and everybody diverges after it for another reason."""
+    link, little = FiveSites(tmp_path, ALIKE), liars(1, factor=1e-10)
+
+    def tamper(order, data):
+        later = isinstance(order, Request) and order.stamp.round == 2
+        return says_not_finite(order) if later else little(order, data)
+
+    link.tamper = tamper
+    asked = experiment("fedavg", ALIKE, 2, participation=0.6, attempts=1).variant(seed=135)
+    told = Told()
+    with pytest.raises(RoundFailed, match=r"lower training\.optimizer\.lr"):
+        serve(link, tmp_path / "run", asked, told)
+    assert not dropped(told, "0")  # nor refused
+    assert link.asked(1)[:3] == ["0", "1", "3"]
+    assert "went_back" not in read_json(tmp_path / "run" / "federation.json")
+
+
+def test_what_is_no_weight_is_measured_by_what_others_sent_last_where_few_are_asked():
+    contract, means = {"means": tensor("C, d", "means")}, part("means", ["means"], [(2, 3)])
+    sent = {client: [(means, size)] for client, size in (("0", 1.0), ("1", 1e-30), ("3", 1e-30))}
+
+    def size(**heard):
+        return Yardsticks().sizes(sent, contract, **heard)["0"]
+
+    assert size() == pytest.approx(1e30)  # where these are all there are
+    assert size(others={means.form: [1.2, 0.8]}) == pytest.approx(1.25)
+    assert size(unheard=2) == pytest.approx(1.0)
+
+
+def test_what_others_sent_last_is_known_whatever_max_norm_is(tmp_path):
+    link = FiveSites(tmp_path, ALIKE)
+
+    def tamper(order, data):
+        answer = wire.unpack_reply(data)
+        if not (any(is_training(order, client, 2) for client in "13") and isinstance(answer, Answer)):
+            return data
+        up = {name: value if name in RANGED else value * 1e-10 for name, value in answer.up.items()}
+        return wire.pack_reply(replace(answer, up=Message(up)))
+
+    link.tamper = tamper
+    link.lose = lambda order: (
+        "no answer came" if any(is_training(order, client, 2) for client in "24") else None
+    )
+    serve(link, tmp_path / "run", experiment("fedproto", ALIKE, 2, max_norm="none", quorum=0.6))
+    assert read_json(tmp_path / "run" / "federation.json")["norms"]["2"]["0"] < 10.0

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from potluck.core.card import ClientId
 from potluck.deploy.register import Register, WentBack
-from potluck.deploy.suspects import Suspect, Tie, find_suspect, find_suspects, find_tie
+from potluck.deploy.suspects import FACTOR, Suspect, Tie, find_suspect, find_suspects, find_tie
 
 GROWN = 3.0  # times as large as before are messages of those who train on with what another has spoiled
 
@@ -33,14 +33,14 @@ class Evidence:
         """Whose messages of a settled round stood out, against those of more than half of all clients.
 
         Who was not asked has a voice with what it sent before; who was left out of the round counts, and has none.
-        Where some were never heard of, it must have stood out in the round itself too, or against more than half
-        with these counted: so it does not help that honest clients were away.
+        Where some were never heard of, these count and have no voice either; or it has stood out in the round
+        itself, and against what is usual: else a few that send next to nothing would have another blamed.
         """
         sent = self.sent(round_)
         silent = {one.without: math.inf for one in self.left_out_of(round_)}
         voices = {**self.sizes_before(round_, sent), **silent}
         unheard = {client: math.inf for client in self.roster() if client not in (sent | voices)}
-        found = find_suspects(sent)
+        found = [one for one in find_suspects(sent) if sent[one.client] > FACTOR]
         if found and find_suspect(sent, voices) is not None:
             return found
         return find_suspects(sent, {**unheard, **voices})
