@@ -3,17 +3,19 @@
 from collections import Counter
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import sites
 from links import Told, is_training, serve
 from test_named_twice import ALIKE, both, left_out, says_not_finite
 from test_small_cohorts import RANGED, largest
-from test_unlike_groups import FiveSites, dropped, experiment, lie, part
+from test_unlike_groups import IDS, FiveSites, dropped, experiment, lie, part
 
 from potluck.core.contract import tensor
 from potluck.core.message import Message
 from potluck.deploy import wire
+from potluck.deploy.evidence import Evidence
 from potluck.deploy.site import Site
 from potluck.engine.protocol import Answer, Request
 from potluck.engine.yardsticks import Yardsticks
@@ -195,3 +197,13 @@ def test_what_others_sent_last_is_known_whatever_max_norm_is(tmp_path):
     )
     serve(link, tmp_path / "run", experiment("fedproto", ALIKE, 2, max_norm="none", quorum=0.6))
     assert read_json(tmp_path / "run" / "federation.json")["norms"]["2"]["0"] < 10.0
+
+
+@pytest.mark.parametrize(("grown", "named"), [(13.0, [(1, "1")]), (1.5, [(2, "2")])])
+def test_who_stands_out_after_all_went_on_from_a_lie_is_not_named(grown, named):
+    """Client 2 is honest where the messages of all have grown since client 1 lied; else nobody made it large."""
+    usual = dict.fromkeys(IDS, 1.0)
+    norms = {1: usual | {"1": 60.0}, 2: dict.fromkeys(IDS, grown) | {"2": 1e8}, 3: dict.fromkeys(IDS, 1e7)}
+    register = SimpleNamespace(values=SimpleNamespace(norms=norms, went_back=()))
+    found = Evidence(register, lambda: IDS).stood_out(3)
+    assert [(one.round, one.without) for one in found] == named

@@ -553,10 +553,10 @@ class ServedRun:
                 return
             told = no_way_back(self.folder, setback.round, suspect, before[-1] if before else None)
             raise RoundFailed(told, setback.failures, error.lost) from error
-        found = self.evidence.suspects(settled) if before else [suspect]  # sites take a round only so often
-        for one in found if setback.diverged(suspect.client) and most else ():
+        out = self.evidence.suspects(settled) if before else [suspect]  # sites take a round only so often
+        for one in out if setback.diverged(suspect.client) and most else ():
             self._exclude_for_good(run, one, settled)
-        self._note_back([played_without(one, settled) for one in found], error)
+        self._note_back([played_without(one, settled) for one in out], error)
 
     def _take_back(self, round_: int) -> bool:
         """Make an earlier round the newest; who failed after it may not fail any more."""
