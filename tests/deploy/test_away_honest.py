@@ -199,10 +199,17 @@ def test_what_others_sent_last_is_known_whatever_max_norm_is(tmp_path):
     assert read_json(tmp_path / "run" / "federation.json")["norms"]["2"]["0"] < 10.0
 
 
-@pytest.mark.parametrize(("grown", "named"), [(13.0, [(1, "1")]), (1.5, [(2, "2")])])
-def test_who_stands_out_after_all_went_on_from_a_lie_is_not_named(grown, named):
+@pytest.mark.parametrize(
+    ("before", "grown", "named"),
+    [
+        (1.0, 13.0, [(1, "1")]),
+        (1.0, 1.5, [(2, "2")]),
+        (0.01, 0.2, [(2, "2")]),
+    ],  # the last: changes of weights
+)
+def test_who_stands_out_after_all_went_on_from_a_lie_is_not_named(before, grown, named):
     """Client 2 is honest where the messages of all have grown since client 1 lied; else nobody made it large."""
-    usual = dict.fromkeys(IDS, 1.0)
+    usual = dict.fromkeys(IDS, before)
     norms = {1: usual | {"1": 60.0}, 2: dict.fromkeys(IDS, grown) | {"2": 1e8}, 3: dict.fromkeys(IDS, 1e7)}
     register = SimpleNamespace(values=SimpleNamespace(norms=norms, went_back=()))
     found = Evidence(register, lambda: IDS).stood_out(3)

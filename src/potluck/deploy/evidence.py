@@ -79,10 +79,10 @@ class Evidence:
     def went_on_from(self, found: Sequence[WentBack], suspect: Suspect) -> bool:
         """Whether clients have trained on with what another than the suspect had sent in the rounds found.
 
-        Their messages have grown since. Then one that stands out among them may be honest.
+        Their messages have grown since, beyond those of new models. Then one that stands out may be honest.
         """
         first = self.suspect(found[0].round) if is_other(found, suspect) else None
-        return first is not None and suspect.others > GROWN * first.others
+        return first is not None and suspect.others > GROWN * max(first.others, 1.0)
 
     def named_before(self, client: ClientId, round_: int) -> WentBack | None:
         """The first of the earlier rounds that a client was left out of, as its message stood out."""
