@@ -7,7 +7,9 @@ from collections.abc import Callable, Collection, Sequence
 
 from potluck.core.card import ClientId
 from potluck.deploy.register import Register, WentBack
-from potluck.deploy.suspects import Suspect, Tie, find_suspect, find_tie
+from potluck.deploy.suspects import FACTOR, Suspect, Tie, find_suspect, find_suspects, find_tie
+
+GROWN = 3.0  # times as large as before are messages of those who train on with what another has spoiled
 
 
 class Evidence:
@@ -27,16 +29,25 @@ class Evidence:
         absent = [client for client in self.roster() if client in found and client not in present]
         return {client: found[client] for client in absent}
 
-    def suspect(self, round_: int) -> Suspect | None:
-        """Whose message of a settled round stood out, in it and against those of more than half of all clients.
+    def suspects(self, round_: int) -> list[Suspect]:
+        """Whose messages of a settled round stood out, against those of more than half of all clients.
 
         Who was not asked has a voice with what it sent before; who was left out of the round counts, and has none.
+        Where some were never heard of, these count and have no voice either; or it has stood out in the round
+        itself, and against what is usual: else a few that send next to nothing would have another blamed.
         """
         sent = self.sent(round_)
         silent = {one.without: math.inf for one in self.left_out_of(round_)}
-        found = find_suspect(sent)
-        all_of_them = find_suspect(sent, {**self.sizes_before(round_, sent), **silent})
-        return found if all_of_them is not None and found is not None else None
+        voices = {**self.sizes_before(round_, sent), **silent}
+        unheard = {client: math.inf for client in self.roster() if client not in (sent | voices)}
+        found = [one for one in find_suspects(sent) if sent[one.client] > FACTOR]
+        if found and find_suspect(sent, voices) is not None:
+            return found
+        return find_suspects(sent, {**unheard, **voices})
+
+    def suspect(self, round_: int) -> Suspect | None:
+        """Whose message of a settled round stood out most, if one did."""
+        return next(iter(self.suspects(round_)), None)
 
     def tie(self, round_: int) -> Tie | None:
         """The two halves whose messages of a settled round were very unlike."""
@@ -54,12 +65,24 @@ class Evidence:
     def stood_out(self, before: int, clients: Collection[ClientId] = ()) -> list[WentBack]:
         """The remembered rounds before one in which one of the clients stood out, the oldest first.
 
-        Where no clients are given, it is the one that stood out last.
+        Where no clients are given, it is the one that stood out last, if not after others had gone on from what
+        another one had sent.
         """
-        earlier = {round_: self.suspect(round_) for round_ in self.register.values.norms if round_ < before}
-        found = [played_without(one, round_) for round_, one in sorted(earlier.items()) if one is not None]
+        found: list[WentBack] = []
+        for round_ in sorted(one for one in self.register.values.norms if one < before):
+            suspect = self.suspect(round_)
+            if suspect is not None and not self.went_on_from(found, suspect):
+                found.append(played_without(suspect, round_))
         wanted = set(clients) or {one.without for one in found[-1:]}
         return [one for one in found if one.without in wanted]
+
+    def went_on_from(self, found: Sequence[WentBack], suspect: Suspect) -> bool:
+        """Whether clients have trained on with what another than the suspect had sent in the rounds found.
+
+        Their messages have grown since, beyond those of new models. Then one that stands out may be honest.
+        """
+        first = self.suspect(found[0].round) if is_other(found, suspect) else None
+        return first is not None and suspect.others > GROWN * max(first.others, 1.0)
 
     def named_before(self, client: ClientId, round_: int) -> WentBack | None:
         """The first of the earlier rounds that a client was left out of, as its message stood out."""

@@ -61,6 +61,7 @@ class _Values(BaseModel):
     went_back: tuple[WentBack, ...] = ()
     bad_starts: tuple[BadStart, ...] = ()
     replaced: dict[int, tuple[ClientId, ...]] = {}  # by round, in whose place others were drawn
+    furthest: int = Field(default=0, ge=0)  # round that was ever settled, also if it was taken back since
     norms: dict[int, dict[ClientId, float]] = {}  # by round and client, of what was sent
     last_norms: dict[ClientId, dict[str, float]] = {}  # as `LastNorms` has them
     doubted: dict[ClientId, Doubted] = {}
@@ -160,6 +161,7 @@ class Register:
         """
         known = {**self.values.norms, round_: dict(norms)}
         self.note(
+            furthest=max(self.values.furthest, round_),
             norms={one: known[one] for one in sorted(known) if round_ - REMEMBERED < one <= round_},
             last_norms={client: dict(values) for client, values in last_norms.items()},
             doubted={client: Doubted(**values) for client, values in doubted.items()},

@@ -30,6 +30,7 @@ from potluck.deploy.taking_back import (
     going_further_back,
     half_each,
     no_way_back,
+    played_by_all,
     played_by_others,
     spoiled_after,
     spoiled_by,
@@ -152,18 +153,24 @@ class ServedRun:
     def _take_back_unseen(self, run: Run, setback: Setback) -> bool:
         """Have others play the round before, if most of all clients cannot go on from there.
 
-        Few clients played it, so that nobody could stand out in it. Twice at most: it may be the settings.
+        Few clients played it, so that nobody could stand out in it: others are drawn, or those are asked again that
+        were asked and had no part in it. Twice at most: it may be the settings.
         """
         settled = setback.round - 1
-        if not self._most_diverge(run, setback) or self._unseen[settled] == MOST_UNSEEN:
+        if not settled or not self._most_diverge(run, setback) or self._unseen[settled] == MOST_UNSEEN:
             return False
-        out, new = self._stand_ins(run, settled, self.register.values.norms.get(settled, {}))
-        if not new or not self._take_back(settled - 1):
+        sent = self.evidence.sent(settled)
+        out, new = self._stand_ins(run, settled, sent)
+        away = [client for client in run.cohort(settled) if client not in sent]
+        if not (new or away) or not self._take_back(settled - 1):
             return False
         self._unseen[settled] += 1
-        older = {round_: gone for round_, gone in run.replaced.items() if round_ < settled}
-        self.register.note(replaced={**older, settled: tuple(out)})
-        self.watcher.notice(played_by_others(setback.round, out, new))
+        if new:
+            older = {round_: gone for round_, gone in run.replaced.items() if round_ < settled}
+            self.register.note(replaced={**older, settled: tuple(out)})
+        self.watcher.notice(
+            played_by_others(setback.round, out, new) if new else played_by_all(setback.round, away)
+        )
         return True
 
     # --- who takes part ---
@@ -261,11 +268,19 @@ class ServedRun:
         run.examiner.others = self._others()
         run.between_rounds = lambda: self._between_rounds(run)
         self.groups = Groups(federation.method, run.rounds.server.cards)
-        run.may_repeat = lambda round_, error: (
-            not error.spoiled and self._may_pass(run, self._setback(run, round_, error))
-        )
+        run.may_repeat = lambda round_, error: self._may_repeat(run, round_, error)
         run.remarks = self._remarks()
         return run
+
+    def _may_repeat(self, run: Run, round_: int, error: RoundFailed) -> bool:
+        """Whether a round is played again as it was.
+
+        Where it spoils the server's state, somebody may stand out in it once those have answered that are lost.
+        """
+        if error.spoiled:
+            taken, suspect = self._spoiler(run, round_, error)
+            return bool(error.lost) and suspect is None and not self._stand_ins(run, round_, taken)[1]
+        return self._may_pass(run, self._setback(run, round_, error))
 
     def _may_pass(self, run: Run, setback: Setback) -> bool:
         """Whether a round could succeed if it were played again as it was."""
@@ -378,15 +393,13 @@ class ServedRun:
 
     def _leave_spoiler(self, run: Run, round_: int, error: RoundFailed) -> None:
         """Leave out of a round whose message stood out so that the server's state would not be finite after it."""
-        sizes = run.rounds.acceptance.sizes
-        taken = {client: size for client, size in sizes.items() if client not in error.failures}
-        suspect = find_suspect(taken, self.evidence.sizes_before(round_, taken))
+        taken, suspect = self._spoiler(run, round_, error)
         if suspect is None and self._draw_others(run, round_, error, taken):
             return
         found = self.evidence.stood_out(round_)
         if is_other(found, suspect) and self._go_further_back(spoiled_after(round_), found):
             return
-        if suspect is None:
+        if suspect is None or self._followed_another(suspect, round_):
             tie = find_tie(taken)
             if tie is None:
                 raise error
@@ -394,6 +407,14 @@ class ServedRun:
         self.watcher.notice(spoiled_by(played_without(suspect, round_)))
         self._leave_out_of(run, suspect, round_)
         self._exclude_for_good(run, suspect, round_)
+
+    def _spoiler(
+        self, run: Run, round_: int, error: RoundFailed
+    ) -> tuple[dict[ClientId, float], Suspect | None]:
+        """How large the messages of such a round were, and whose stood out."""
+        sizes = run.rounds.acceptance.sizes
+        taken = {client: size for client, size in sizes.items() if client not in error.failures}
+        return taken, find_suspect(taken, self.evidence.sizes_before(round_, taken))
 
     def _leave_out_of(self, run: Run, suspect: Suspect, round_: int) -> None:
         """Have a round played again without a client, and with another in its place where some were drawn."""
@@ -478,8 +499,20 @@ class ServedRun:
         donor = self._donor(run, setback.round)
         like = self.groups.of(suspect.client, setback.asked)  # where only they get what it sent
         aside = {*setback.lost, suspect.client, donor}
+        if setback.diverged(suspect.client, donor):
+            return suspect
         told_by_others = len(like) > 1 and have_diverged(setback.failures, like, aside)
-        return suspect if told_by_others or setback.diverged(suspect.client, donor) else None
+        return suspect if told_by_others and not self._followed_another(suspect, setback.round - 1) else None
+
+    def _followed_another(self, suspect: Suspect, round_: int) -> bool:
+        """Whether another client stood out before a round, and the suspect may have gone on from what came of it.
+
+        Of what a few share alone the messages of all others tell nothing.
+        """
+        found, like = self.evidence.stood_out(round_), self.groups.of(suspect.client, self.roster)
+        few = 2 * len(like) <= len(self.roster)
+        alike = few and is_other(found, suspect) and found[-1].without in like
+        return alike or self.evidence.went_on_from(found, suspect)
 
     def _donor(self, run: Run, round_: int) -> ClientId | None:
         """Who gave the first weights of a round."""
@@ -504,14 +537,14 @@ class ServedRun:
             found = self.evidence.stood_out(settled, {one.without for one in before})
             if (before or is_other(found, suspect)) and self._go_further_back(all_fail(setback.round), found):
                 return
-            if before and found:
-                told = work_that_stays(setback.round, found)
+            if found and (suspect is None or self.evidence.went_on_from(found, suspect)):
+                told = work_that_stays(setback.round, found, bool(before))
                 raise RoundFailed(told, setback.failures, error.lost) from error
         tie = self.evidence.tie(settled) if suspect is None and setback.diverged() else None
         if error is not None and tie is not None:
             told = undecided(self.folder, setback.round, tie, before[-1] if before else None)
             raise RoundFailed(told, setback.failures, error.lost) from error
-        if suspect is None or (before and error is None):
+        if suspect is None or (before and error is None) or self._followed_another(suspect, settled):
             if error is not None:
                 raise error
             return
@@ -520,14 +553,16 @@ class ServedRun:
                 return
             told = no_way_back(self.folder, setback.round, suspect, before[-1] if before else None)
             raise RoundFailed(told, setback.failures, error.lost) from error
-        if setback.diverged(suspect.client) and most:
-            self._exclude_for_good(run, suspect, settled)
-        self._note_back([played_without(suspect, settled)], error)
+        out = self.evidence.suspects(settled) if before else [suspect]  # sites take a round only so often
+        for one in out if setback.diverged(suspect.client) and most else ():
+            self._exclude_for_good(run, one, settled)
+        self._note_back([played_without(one, settled) for one in out], error)
 
     def _take_back(self, round_: int) -> bool:
         """Make an earlier round the newest; who failed after it may not fail any more."""
-        done = take_back(self.folder, round_)
+        done = can_take_back(self.folder, round_, self.register.values.furthest)
         if done:
+            take_back(self.folder, round_)
             self._failing.forget()
         return done
 
@@ -536,7 +571,8 @@ class ServedRun:
 
         What it sent there may have spoiled what others sent since.
         """
-        kept = [one for one in found if can_take_back(self.folder, one.round - 1)]
+        furthest = self.register.values.furthest
+        kept = [one for one in found if can_take_back(self.folder, one.round - 1, furthest)]
         if not kept:
             return False
         self._take_back(kept[0].round - 1)

@@ -22,23 +22,31 @@ class Suspect:
     others: float = field(default=1.0, compare=False)  # times what a new model has
 
 
-def find_suspect(
+def find_suspects(
     norms: Mapping[ClientId, float], absent: Mapping[ClientId, float] | None = None
-) -> Suspect | None:
-    """The client whose message stands out most against those of more than half of all, itself counted.
+) -> list[Suspect]:
+    """The clients whose messages stand out against those of more than half of all, themselves counted; the one that
+    stands out most comes first.
 
     So a minority cannot put the blame on another by sending little; of two nobody stands out. Clients that were
     `absent` count with what they sent before, and are not suspected.
     """
-    found, voices = None, {**(absent or {}), **norms}
+    found, voices = [], {**(absent or {}), **norms}
     for client, norm in norms.items():
         others = [other for name, other in voices.items() if name != client]
         middle = median(others) if others else 0.0
         times = norm / middle if middle > 0 else 0.0
         most = sum(norm > FACTOR * other for other in others) > len(voices) / 2
-        if most and times > FACTOR and (found is None or times > found.times):
-            found = Suspect(client, times, middle)
-    return found
+        if most and times > FACTOR:
+            found.append(Suspect(client, times, middle))
+    return sorted(found, key=lambda one: -one.times)
+
+
+def find_suspect(
+    norms: Mapping[ClientId, float], absent: Mapping[ClientId, float] | None = None
+) -> Suspect | None:
+    """The client whose message stands out most, if one does."""
+    return next(iter(find_suspects(norms, absent)), None)
 
 
 @dataclass(frozen=True)

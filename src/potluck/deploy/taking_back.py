@@ -13,14 +13,17 @@ from potluck.report.again import to_go_on
 from potluck.runs.folder import RunFolder
 
 
-def can_take_back(folder: RunFolder, round_: int) -> bool:
-    """Whether an earlier round is kept by the server, and by clients that have played all rounds since."""
+def can_take_back(folder: RunFolder, round_: int, furthest: int) -> bool:
+    """Whether an earlier round is kept by the server, and by clients that have played all rounds since.
+
+    Those that went on from the `furthest` round may not have their start any more, also if they went back since.
+    """
     files = Checkpoints(folder / "checkpoints")
-    return round_ in files.rounds() or (round_ == 0 and files.newest_round() < BASES)
+    return round_ in files.rounds() or (round_ == 0 and max(furthest, files.newest_round()) < BASES)
 
 
-def take_back(folder: RunFolder, round_: int) -> bool:
-    """Make the checkpoint of an earlier round the newest one; False if it is not kept any more."""
+def take_back(folder: RunFolder, round_: int) -> None:
+    """Make the checkpoint of an earlier round, which is kept, the newest one."""
     files = Checkpoints(folder / "checkpoints")
     if round_ == 0:
         manifests = sorted(
@@ -28,24 +31,27 @@ def take_back(folder: RunFolder, round_: int) -> bool:
         )
         for path in manifests:  # the newest last: until it is gone, the run stands where it stood
             path.unlink()
-    elif round_ in files.rounds():
+    else:
         files.load(round_)
         files.go_back(round_)
-    else:
-        return False
-    return True
 
 
 def going_back(went: Sequence[WentBack]) -> str:
     """What is said when a round is taken back."""
     round_, clients = went[0].round, ", ".join(one.without for one in went)
     times = went[0].times
-    why = (
-        f"client {clients} was in round {round_} and is out by now"
-        if times is None
-        else f"in round {round_} the message of client {clients} was {times:.3g} times as large as the median of "
-        "the others'"
-    )
+    if times is None:
+        why = f"client {clients} was in round {round_} and is out by now"
+    elif len(went) == 1:
+        why = (
+            f"in round {round_} the message of client {clients} was {times:.3g} times as large as the median of "
+            "the others'"
+        )
+    else:
+        why = (
+            f"in round {round_} the messages of client {clients} were up to {times:.3g} times as large as the "
+            "median of the others'"
+        )
     again = f"round {round_} is played again without client {clients}"
     return f"{all_fail(round_ + 1)}; {why}: going back, {again}"
 
@@ -106,6 +112,14 @@ def played_by_others(failed: int, out: Sequence[ClientId], new: Sequence[ClientI
     )
 
 
+def played_by_all(failed: int, away: Sequence[ClientId]) -> str:
+    """What is said when a round is taken back in which nobody stood out, and that some had no part in."""
+    return (
+        f"{all_fail(failed)}, and nobody stood out in round {failed - 1}: going back, round {failed - 1} is "
+        f"played again, also with {', '.join(away)}, who had no part in it"
+    )
+
+
 def half_each(folder: RunFolder, error: Exception, tie: Tie) -> str:
     """Why a run stops whose state half of the clients have spoiled, and how it goes on."""
     larger, smaller = ", ".join(tie.larger), ", ".join(tie.smaller)
@@ -125,14 +139,16 @@ def no_way_back(folder: RunFolder, failed: int, suspect: Suspect, before: WentBa
     )
 
 
-def work_that_stays(failed: int, found: Sequence[WentBack]) -> str:
-    """Why a run stops where clients left out of its last round have left their mark in earlier rounds too."""
+def work_that_stays(failed: int, found: Sequence[WentBack], left_out: bool = True) -> str:
+    """Why a run stops where clients have left their mark in rounds that stay; `left_out`: of its last round."""
     rounds = _rounds_of(found)
-    told = ", ".join(f"client {client} stood out in {which} too" for client, which in rounds.items())
+    too = " too" if left_out else ""
+    told = ", ".join(f"client {client} stood out in {which}{too}" for client, which in rounds.items())
     last, names = WentBack(round=failed - 1, without=", ".join(rounds)), ",".join(rounds)
     return (
-        f"{all_fail(failed, last)}; {told}, and what came of that is not taken back, so that large messages of "
-        f"others prove nothing: start a new run without client {names} (another --out, with --exclude {names})"
+        f"{all_fail(failed, last if left_out else None)}; {told}, and what came of that is not taken back, so that "
+        f"large messages of others prove nothing: start a new run without client {names} (another --out, with "
+        f"--exclude {names})"
     )
 
 

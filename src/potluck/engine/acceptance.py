@@ -7,7 +7,8 @@ Whatever a client sends, the worst that comes of it is that this client is left 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -178,12 +179,15 @@ class Acceptance:
             reasons |= self._too_large(seen, reasons, exchange, self.largest_ratio)
         if self.strangers:
             self._note_sizes(seen, reasons, exchange, contract)
+        self.last_norms.note(exchange.steps, seen.norms(reasons))
         return reasons
 
     def _note_sizes(
         self, seen: Reductions, refused: Mapping[ClientId, str], exchange: Exchange, contract: Contract
     ) -> None:
-        found = self.yardsticks.sizes(seen.sent(refused), contract)
+        sent, cards, norms = seen.sent(refused), self.server.cards, seen.norms(refused)
+        others = self.last_norms.of_others(exchange.steps, norms, cards)
+        found = self.yardsticks.sizes(sent, contract, others, self._unheard(sent))
         steps = self.method.steps()
         setup = all(steps[step].purpose == "setup" for step in exchange.steps)
         for sizes in (self.sizes, *([self.first_sizes] if setup else [])):
@@ -202,7 +206,15 @@ class Acceptance:
         reasons: dict[ClientId, str] = {}
         ties: dict[Form, list[ClientId]] = {}
         ratios = seen.ratios(refused, before, others)
+        large = [one for one, times in ratios.items() if not times.most <= bound]
+        if self.strangers and self._unheard(seen.sent(refused)):
+            large = [one for one in large if not self._by_most_of_all(one, norms, others[one[1]], bound)]
+            times_new = self._times_new(seen, large, exchange)
+        else:
+            times_new = {}
         for (client, form), times in ratios.items():
+            if times_new.get((client, form), math.inf) <= max(bound, LARGEST_RATIO):
+                continue  # weights of ordinary size, and those who send next to nothing may be few
             if not times.most <= bound:
                 when = "now or last" if others[form] else "in this exchange"
                 reasons[client] = (
@@ -226,8 +238,18 @@ class Acceptance:
                     f"majority, so nobody is refused {SETTING}: look into them, and if need be exclude "
                     "one side"
                 )
-        self.last_norms.note(exchange.steps, seen.norms({**refused, **reasons}))
         return reasons
+
+    def _by_most_of_all(
+        self,
+        one: tuple[ClientId, Form],
+        norms: Mapping[tuple[ClientId, Form], float],
+        others: Sequence[float],
+        bound: float,
+    ) -> bool:
+        """Whether what a client sent is too large against the like of more than half of all clients."""
+        peers = [value for (_, form), value in norms.items() if form == one[1]]
+        return 2 * sum(norms[one] > bound * peer > 0 for peer in [*peers, *others]) > len(self.server.cards)
 
     def _beyond_new(
         self,
@@ -241,17 +263,33 @@ class Acceptance:
         if not (asked and self.strangers):
             return {}
         most = max(bound, LARGEST_RATIO)  # training itself may make weights a few times as large
-        contract, sent, norms = self.method.sent_by(exchange.steps), seen.sent({}), seen.of_tensors()
         reasons: dict[ClientId, str] = {}
-        for client, form in asked:
-            part = next(part for part, _ in sent[client] if part.form == form)
-            times = self.yardsticks.times_new(client, part, norms[client], contract)
-            if times is not None and not times <= most:
+        for (client, form), times in self._times_new(seen, asked, exchange).items():
+            if not times <= most:
                 reasons[client] = (
                     f"client {client}, {exchange.name}: the norm of {form[0]!r} is {times:.3g} {BEYOND_NEW}, "
                     f"{why}; at most {most:g} times are taken {SETTING}"
                 )
         return reasons
+
+    def _times_new(
+        self, seen: Reductions, asked: Sequence[tuple[ClientId, Form]], exchange: Exchange
+    ) -> dict[tuple[ClientId, Form], float]:
+        """How many times parts are those of a new model; without those that are none of a model."""
+        contract, sent, norms = self.method.sent_by(exchange.steps), seen.sent({}), seen.of_tensors()
+        found: dict[tuple[ClientId, Form], float] = {}
+        for client, form in asked:
+            part = next(part for part, _ in sent[client] if part.form == form)
+            times = self.yardsticks.times_new(client, part, norms[client], contract)
+            if times is not None:
+                found[client, form] = times
+        return found
+
+    def _unheard(self, sent: Collection[ClientId]) -> int:
+        """How many clients have sent nothing yet, so that nobody knows what they would."""
+        return sum(
+            client not in sent and client not in self.last_norms.values for client in self.server.cards
+        )
 
     def _unlikely_start(self, answer: Answer, exchange: Exchange) -> str:
         """Why the first weights that a client brings are not taken."""

@@ -8,12 +8,11 @@ architecture can still be compared with the others.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 from potluck.core.card import ClientId
 from potluck.core.contract import Contract
-from potluck.engine.norms import Form, SentPart, Tensors
+from potluck.engine.norms import NOBODY, Form, Others, SentPart, Tensors
 
 BEYOND_NEW = "times that of a new model"  # what every sentence about weights that are too large for one says
 UNKNOWN = 1.0  # for weights whose new model is not known: above the root mean square of any usual model
@@ -101,18 +100,36 @@ class Yardsticks:
         return self.first[part.form]
 
     def sizes(
-        self, sent: Mapping[ClientId, Sequence[tuple[SentPart, float]]], contract: Contract
+        self,
+        sent: Mapping[ClientId, Sequence[tuple[SentPart, float]]],
+        contract: Contract,
+        others: Others = NOBODY,
+        unheard: int = 0,
     ) -> dict[ClientId, float]:
-        """How large the message of each client is: its part that is the most times its yardstick."""
+        """How large the message of each client is: its part that is the most times its yardstick.
+
+        What is no weight is measured by the median of what was sent now, and by `others` last. So many clients as
+        are `unheard` may have sent more than that: a few that send next to nothing make nobody else large.
+        """
         by_name: dict[str, list[float]] = {}
+        forms: dict[str, set[Form]] = {}
         for parts in sent.values():
             for part, value in parts:
+                forms.setdefault(part.name, set()).add(part.form)
                 if 0 < value < math.inf:  # zeros are no measure of anything
                     by_name.setdefault(part.name, []).append(value)
-        usual = {name: statistics.median_low(values) for name, values in by_name.items()}
+        usual = {
+            name: _usual([*values, *(last for form in forms[name] for last in others.get(form, ()))], unheard)
+            for name, values in by_name.items()
+        }
         found: dict[ClientId, float] = {}
         for client, parts in sent.items():
             for part, value in parts:
                 yardstick = self._of_weights(client, part, parts, contract) or usual.get(part.name, UNKNOWN)
                 found[client] = max(found.get(client, 0.0), value / yardstick)
         return found
+
+
+def _usual(values: Sequence[float], unheard: int) -> float:
+    """The median, the lower one of two, where so many further values are unknown and may be above all others."""
+    return sorted(values)[min((len(values) + unheard - 1) // 2, len(values) - 1)]
