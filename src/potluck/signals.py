@@ -34,9 +34,12 @@ def held_back(forget: bool = False) -> Iterator[None]:
             signal.signal(number, before[number])
             signal.raise_signal(number)
 
-    # A handler that was not set from Python reads as None and cannot be restored, so it stays in place.
+    # A handler that was not set from Python reads as None and cannot be restored, so it stays in place. So does an
+    # ignored signal: under nohup, a process that is started here would no longer ignore SIGHUP.
     before: dict[int, Any] = {
-        number: handler for number in SIGNALS if (handler := signal.getsignal(number)) is not None
+        number: handler
+        for number in SIGNALS
+        if (handler := signal.getsignal(number)) not in (None, signal.SIG_IGN)
     }
     try:
         for number in before:
@@ -46,5 +49,5 @@ def held_back(forget: bool = False) -> Iterator[None]:
         holding = False
         for number, handler in before.items():
             signal.signal(number, handler)
-        if waiting and not forget:
-            signal.raise_signal(waiting[0])
+        for number in () if forget else dict.fromkeys(waiting):  # each once, unless one before it raises
+            signal.raise_signal(number)

@@ -82,6 +82,35 @@ def test_every_signal_that_ends_a_command_waits(number: signal.Signals) -> None:
         signal.signal(number, before)
 
 
+def test_a_signal_that_is_ignored_stays_so_and_takes_no_other_away() -> None:
+    """Under nohup a closed terminal changes nothing; a SIGTERM after it must still end the run."""
+    came, before = list[int](), {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)}
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda received, frame: came.append(received))
+    try:
+        with held_back():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # a process started here inherits this
+            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(signal.SIGTERM)
+        assert came == [signal.SIGTERM]
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
+def test_of_two_signals_that_waited_both_come() -> None:
+    came, numbers = list[int](), (signal.SIGTERM, signal.SIGHUP)
+    before = {one: signal.signal(one, lambda received, frame: came.append(received)) for one in numbers}
+    try:
+        with held_back():
+            for one in (*numbers, *numbers):
+                signal.raise_signal(one)
+        assert came == [*numbers]
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
 def test_no_signal_is_lost_when_another_comes_while_handlers_are_put_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -162,6 +162,50 @@ def test_decoded_images_are_kept_and_mapped(tmp_path: Path, monkeypatch: pytest.
     np.testing.assert_array_equal(load("svhn", tmp_path).x.numpy(), pixels)
 
 
+@pytest.mark.parametrize("left", ["empty", "archive", "pipe"])
+def test_images_that_were_not_kept_whole_are_decoded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str
+) -> None:
+    monkeypatch.setattr(parquet, "_WORTH_KEEPING", 1)
+    pixels = write_images(tmp_path / "svhn", 32, 3, {"train-00000-of-00001": 3, "test-00000-of-00001": 1})
+    load("svhn", tmp_path)
+    for kept in (tmp_path / "cache" / "potluck").iterdir():
+        kept.unlink()
+        if left == "pipe":
+            os.mkfifo(kept)
+        else:
+            kept.touch()
+        if left == "archive":
+            with kept.open("wb") as file:
+                np.savez(file, pixels)
+    parquet.read_images.cache_clear()
+    np.testing.assert_array_equal(load("svhn", tmp_path).x.numpy(), pixels)
+
+
+def test_kept_images_are_on_the_disk_before_they_have_their_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power cut a file that has its name must have its pixels, too: nobody looks at them again."""
+    synced = list[int]()
+    fsync, replace = os.fsync, Path.replace
+
+    def noted(handle: int) -> None:
+        fsync(handle)
+        synced.append(os.fstat(handle).st_ino)
+
+    def named(self: Path, target: Path) -> Path:
+        assert self.stat().st_ino in synced
+        return replace(self, target)
+
+    monkeypatch.setattr(parquet, "_WORTH_KEEPING", 1)
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(Path, "replace", named)
+    write_images(tmp_path / "svhn", 32, 3, {"train-00000-of-00001": 3, "test-00000-of-00001": 1})
+    load("svhn", tmp_path)
+    assert synced
+    assert len([*(tmp_path / "cache" / "potluck").glob("*.npy")]) == len(synced)
+
+
 def one_sentence(error: pytest.ExceptionInfo[DataError], *parts: str) -> None:
     message = str(error.value)
     assert "\n" not in message

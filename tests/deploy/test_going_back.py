@@ -2,6 +2,7 @@
 
 import itertools
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import sites
@@ -120,7 +121,10 @@ def test_a_server_restored_from_a_backup_is_followed_however_often_it_was_starte
 
 def test_a_server_restored_within_the_second_of_its_last_start_is_followed(tmp_path, monkeypatch):
     ticks = itertools.count()
-    monkeypatch.setattr("potluck.deploy.register.time.time", lambda: 2e9 + next(ticks) / 100)
+    clock = SimpleNamespace(time=lambda: 2e9 + next(ticks) / 100)
+    monkeypatch.setattr(
+        "potluck.deploy.register.time", clock
+    )  # for the starts alone: others look at theirs, too
     link, folder = Link(tmp_path / "sites", model="mlp-small"), tmp_path / "run"
     with pytest.raises(Killed):
         serve(link, folder, experiment(4), EndsAfter(1))

@@ -14,11 +14,12 @@ from typer.testing import CliRunner
 
 from kills import Kill
 from potluck.cli.app import app
-from potluck.deploy.durable_record import DurableRecord
+from potluck.deploy.durable_record import MANIFEST, DurableRecord
 from potluck.deploy.evaluations import Evaluations
 from potluck.deploy.joined_runs import JoinedRuns
 from potluck.deploy.kept_welcome import KeptWelcome
 from potluck.deploy.pruning import kept_runs, prune
+from potluck.deploy.record_files import RecordFiles
 from potluck.deploy.site import kept_secret
 from potluck.engine.frames import listening
 from potluck.engine.protocol import Answer, Examination, Failure, Stamp
@@ -369,3 +370,38 @@ def test_only_a_socket_gives_way_to_a_socket(tmp_path: Path) -> None:
     assert taken.read_text() == "mine"
     with listening(tmp_path / "door"):
         pass
+
+
+@pytest.mark.parametrize(
+    ("names", "value"),
+    [
+        (("done", "{key}", "state"), 3),
+        (("done", "{key}", "round"), "x"),
+        (("done", "{key}", "before"), "{key}"),
+        (("at", "key"), ""),
+        (("tried", "1"), 1e400),
+        (("forgotten",), 1e400),
+    ],
+)
+def test_a_record_that_was_written_by_somebody_else_is_refused_in_a_sentence(tmp_path, names, value):
+    site = joined(tmp_path, simulated=False)
+    ask(site, request(small(site)))
+    files, manifest = RecordFiles(site.home / "runs" / RUN, MANIFEST), site.home / "runs" / RUN / MANIFEST
+    values = files.read_manifest()
+    (key,) = values["done"]
+    place = values
+    *path, last = (name.replace("{key}", key) for name in names)
+    for name in path:
+        place = place[name]
+    place[last] = value.replace("{key}", key) if isinstance(value, str) else value
+    files.write_manifest(values)
+    with pytest.raises(RunError, match=r"the record in .* cannot be read \([^\n]+\); bring the folder back"):
+        DurableRecord(manifest.parent)
+    (kept,) = kept_runs(site.home)
+    assert "cannot be read" in kept.damaged
+
+
+def test_a_count_of_evaluations_beyond_measure_is_refused_in_a_sentence(tmp_path):
+    (tmp_path / "run.evaluations").write_text('{"counted": {"1": 1e400}, "known": {}}')
+    with pytest.raises(RunError, match="cannot be read"):
+        Evaluations(tmp_path / "run")

@@ -521,3 +521,41 @@ def test_prometheus_asks_on_this_machine_alone(tmp_path):
             pass
     with exposed(None, lambda: None) as port:
         assert port is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("orders", "none"),
+        ("orders", {"refused": 1e400}),
+        ("ordered", "today"),
+        ("sent", 10**400),
+        ("round", {}),
+        ("busy", "yes"),
+    ],
+)
+def test_a_note_of_orders_that_makes_no_sense_stops_no_site(tmp_path, name, value):
+    OrderNotes(tmp_path).begin("a run", 3, "train")
+    note = tmp_path / "worker.json"
+    note.write_text(json.dumps(json.loads(note.read_text()) | {name: value}).replace("Infinity", "1e400"))
+    assert read_orders(tmp_path) == {}
+    assert (
+        SiteStatus("a", "server:1", tmp_path, tmp_path / "pulse.json").facts()["state"]
+        == "not connected; waiting for orders"
+    )
+    OrderNotes(tmp_path).begin("a run", 4, "train")
+    assert read_orders(tmp_path)["round"] == 4
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"status": 1e400}', '{"pulled": 1e300}', '{"at": 1%s}' % ("0" * 400)]
+)
+def test_a_pulse_that_makes_no_sense_counts_as_none(tmp_path, text):
+    path, whole = tmp_path / "pulse.json", {"at": 5.0, "call": "pull-messages", "status": 401}
+    path.write_text(json.dumps(whole))
+    assert Pulse.read(path).status == 401
+    path.write_text(
+        json.dumps(whole | json.loads(text)).replace("Infinity", "1e400") if text[0] == "{" else text
+    )
+    assert Pulse.read(path) == Pulse()
+    assert SiteStatus("a", "server:1", tmp_path, path).facts()["connected"] is False

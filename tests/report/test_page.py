@@ -17,6 +17,8 @@ from potluck.errors import RunError
 from potluck.report import comparison_page, page
 from potluck.report.charts import MOST_POINTS, thinned
 from potluck.report.html import with_whole_names
+from potluck.report.predictions import Answers
+from potluck.report.predictions_part import _classes
 from potluck.report.scores import summarise
 from potluck.report.sheets import headline
 
@@ -454,3 +456,22 @@ def test_a_number_and_its_unit_stay_on_one_line(tmp_path):
     shown = re.sub(r"<(style|script|pre|title)\b.*?</\1>|<[^>]+>", "|", written, flags=re.DOTALL)
     assert re.search("\\d\N{NO-BREAK SPACE}%", shown)
     assert not re.search(r"\d (%|±|kB|MB|ms)(?!\w)", shown)
+
+
+def test_mistaken_classes_are_found_without_a_matrix_of_all():
+    """A matrix of a million classes has a million million cells."""
+    label, prediction = np.array([5, 5, 5, 7, 999_999, 2, 2]), np.array([6, 5, 6, 8, 3, 1, 0])
+    ones = np.ones(7)
+    found = Answers(1, ("0",), 0 * label, label, label, prediction, ones, np.full(7, 1_000_000))
+    group = _classes(found, [], ["0"])
+    assert group.matrix is None
+    shown = [
+        (one["label"], one["prediction"], one["samples"], one["share"]) for one in group.confused.entries
+    ]
+    assert shown == [
+        ("5", "6", 2, 2 / 3),
+        ("2", "0", 1, 1 / 2),
+        ("2", "1", 1, 1 / 2),
+        ("7", "8", 1, 1.0),
+        ("999999", "3", 1, 1.0),
+    ]

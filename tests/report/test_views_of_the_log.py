@@ -559,6 +559,17 @@ def test_a_log_whose_lines_have_ever_more_fields_takes_no_memory(tmp_path, monke
             read(path)
 
 
+def test_a_log_whose_lines_all_have_many_measures_is_read(tmp_path, monkeypatch):
+    """Its table takes about as much memory as the log itself, however many clients there are."""
+    records = [line(1, str(client), 0.5) for client in range(400)]
+    for record in records:
+        record["test"] |= {f"recall {each}": 0.25 for each in range(300)}
+    monkeypatch.setattr(reading, "MOST_CELLS", 100_000)
+    path = write_log(tmp_path / "metrics.jsonl", records)
+    assert len(log.read_metrics(path).series["after_aggregation", "own"].further) == 300
+    assert len(frame(path, {})) == 400
+
+
 def _few_fields(read_json):
     """Arrow's reader, which is not given many lines with many fields to infer."""
 

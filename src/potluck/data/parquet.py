@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import re
+import secrets
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
@@ -420,20 +421,25 @@ def _kept_at(files: Files, shape: tuple[int, ...]) -> Path | None:
 
 
 def _read_kept(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
+    """The images of an earlier time; None if the file is not whole, or none of ours, and they are decoded again."""
     try:
+        check_plain(path)  # a pipe would keep us waiting
         # Mode "c": pages are shared between processes, and a stray write never reaches the file.
-        images = np.load(path, mmap_mode="c", allow_pickle=False)
-    except (OSError, ValueError):
+        images = np.lib.format.open_memmap(path, mode="c")
+    except (OSError, ValueError, EOFError, ArithmeticError, MemoryError):
         return None
     return images if images.shape == shape and images.dtype == np.uint8 else None
 
 
 def _keep(path: Path, images: np.ndarray) -> None:
-    partial = path.with_suffix(f".{os.getpid()}.partial")
+    """Keep images; they are on the disk before the file has its name: a power cut must not leave black ones."""
+    partial = path.with_suffix(f".{secrets.token_hex(8)}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
+        with partial.open("xb") as file:  # a link that somebody put there is not followed
             np.save(file, images, allow_pickle=False)
+            file.flush()
+            os.fsync(file.fileno())
         partial.replace(path)
     except OSError as error:
         log.info("decoded images are not kept: %s", error)

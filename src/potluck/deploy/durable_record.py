@@ -298,7 +298,7 @@ class DurableRecord(Record):
         try:
             self.history = History.from_json(dict(values))
             self.incarnation = max(self.incarnation, int(str(values["incarnation"])))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise RunError(
                 f"the record in {self.folder} cannot be read ({error}); bring the folder back from a copy"
             ) from error

@@ -63,7 +63,7 @@ def _read(file: Path) -> Counts:
         values = _checked(json.loads(read_own(file)))
         counted = {int(round_): int(number) for round_, number in values["counted"].items()}
         return counted, {int(round_): [*map(str, known)] for round_, known in values["known"].items()}
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise RunError(f"{file} cannot be read: {error}; restore it, or start a new run") from error
 
 

@@ -12,9 +12,11 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from graphlib import TopologicalSorter
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 
 from potluck.core.message import Message
 from potluck.engine.protocol import Examination, Request, Stamp
@@ -22,6 +24,7 @@ from potluck.engine.protocol import Examination, Request, Stamp
 START = ""  # the key of the client's initial state
 BASES = 3  # accepted rounds whose states are kept: so far a server may go back
 COUNTED = 64  # rounds that no server has accepted, of which attempts are counted
+NAMES = ("done", "line", "at", "tried", "forgotten")  # of a history, as every version wrote it
 REFUSED = 64  # questions that were refused and are remembered
 
 
@@ -172,16 +175,20 @@ class History:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> History:
-        """The history that `to_json` wrote; raises `KeyError`, `TypeError` or `ValueError` if it is none."""
-        done = {str(key): Exchanged(**one) for key, one in values["done"].items()}
-        at = Place(**values["at"]) if values["at"] is not None else None
-        line = [str(key) for key in values["line"]]
-        tried = {int(round_): int(number) for round_, number in values["tried"].items()}
-        missing = [key for key in (*line, at.key if at else START) if key != START and key not in done]
-        if missing or not line:
+        """The history that `to_json` wrote; a `KeyError` or a `ValueError` if it is none."""
+        told = {name: values[name] for name in NAMES} | {"refused": values.get("refused", {})}
+        try:
+            found = _HISTORY.validate_python(told)
+        except ValidationError as error:
+            raise ValueError(f"see its {'.'.join(map(str, error.errors()[0]['loc']))!r}") from error
+        keys = [key for key in found.line if key != START] + ([found.at.key] if found.at is not None else [])
+        if not found.line or any(key not in found.done for key in keys):
             raise ValueError("it names an exchange that it does not have")
-        refused = {str(key): Refused(**one) for key, one in values.get("refused", {}).items()}
-        return cls(done, line, at, tried, int(values["forgotten"]), refused)
+        TopologicalSorter({key: [one.before] for key, one in found.done.items()}).prepare()  # refuses circles
+        return found
+
+
+_HISTORY = TypeAdapter(History)
 
 
 def key_of(before: str, request: Request) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,8 @@ from datetime import datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
+
+from potluck.files import read_bounded
 
 HEARTBEAT = "send-node-heartbeat"
 ACTIVATE = "activate-node"
@@ -26,6 +27,7 @@ STILL_ONLINE = 75.0  # seconds; a node that was killed counts as online for up t
 STALL = 180.0  # seconds without the end of a call; each has 30, and pauses between them at most 20
 
 
+LATEST = 1e11  # seconds since 1970: the clock of no machine shows the year 5138
 TIMES = ("skew", "since", "pulled", "working", "beat")
 
 
@@ -54,18 +56,26 @@ class Pulse:
     def read(cls, path: Path) -> Pulse:
         """The pulse in a file, an empty one if there is none."""
         try:
-            known = json.loads(path.read_text())
+            known = json.loads(read_bounded(path))
             numbers = {name: _number(known.get(name)) for name in TIMES}
             told = str(known.get("distrusted", ""))
             return cls(
                 float(known["at"]), str(known["call"]), int(known["status"]), **numbers, distrusted=told
             )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            OverflowError,
+            RecursionError,
+        ):
             return cls()
 
 
 def _number(value: object) -> float | None:
-    if value is None or (isinstance(value, int | float) and math.isfinite(value)):
+    if value is None or (isinstance(value, int | float) and abs(value) < LATEST):
         return value
     raise ValueError(f"{value!r} is no time")
 

@@ -100,7 +100,7 @@ def _round(record: Path) -> int:
         return 0
     try:
         history = History.from_json(RecordFiles(record, MANIFEST).read_manifest() or {})
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, ValueError) as error:
         raise RunError(
             f"the record in {record} cannot be read ({error}); bring the folder back from a copy"
         ) from error

@@ -12,13 +12,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from potluck.core.plain_values import printable, read_json
+from pydantic import TypeAdapter
+
+from potluck.core.plain_values import printable
 from potluck.deploy.announcements import Announcements
 from potluck.deploy.logs import Log
 from potluck.deploy.node_pulse import REFUSED, UNAUTHORISED, Pulse, clock_time, gone, trouble
 from potluck.deploy.progress import JOIN, Progress
 from potluck.files import read_bounded
-from potluck.live.status_file import write_small
+from potluck.live.status_file import is_finite, write_small
 
 FILE = "worker.json"
 RECENT = 60.0  # seconds; a node whose last call was answered within them is connected
@@ -152,21 +154,20 @@ class OrderNotes:
 def read_orders(home: Path) -> dict[str, Any]:
     """What the worker of a home has noted last; empty if nothing, or nothing that can be read."""
     try:
-        found = read_json(read_bounded(home / FILE, follow=False))
-        return {name: _plain(found[name]) for name in OrderFacts.__dataclass_fields__}
-    except (OSError, ValueError, KeyError, TypeError):
+        facts = asdict(_ORDERS.validate_json(read_bounded(home / FILE, follow=False), strict=True))
+    except (OSError, ValueError):
         return {}
+    return {name: _shown(value) for name, value in facts.items()} if is_finite(facts) else {}
 
 
-def _plain(value: Any) -> Any:
-    """A value that can be shown: texts are made printable, mappings hold whole numbers."""
-    if isinstance(value, str):
-        return printable(value)
+_ORDERS = TypeAdapter(OrderFacts)
+
+
+def _shown(value: Any) -> Any:
+    """A value that can be shown: texts are made printable."""
     if isinstance(value, dict):
-        return {printable(str(name)): int(number) for name, number in value.items()}
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    raise ValueError(f"{value!r} is no fact")
+        return {printable(name): number for name, number in value.items()}
+    return printable(value) if isinstance(value, str) else value
 
 
 class SiteStatus:

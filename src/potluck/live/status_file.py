@@ -184,16 +184,16 @@ def status_file(folder: Path) -> Path | None:
 
 
 def _refuse_beyond(path: Path, values: Any) -> None:
-    if not _is_finite(values):
+    if not is_finite(values):
         raise RunError(
             f"{path} was not written by potluck: it has a number beyond all that are measured; remove it"
         )
 
 
-def _is_finite(value: Any) -> bool:
+def is_finite(value: Any) -> bool:
     """Whether no number in a value is infinite, undefined, or too large to be counted with."""
     if isinstance(value, dict | list | tuple):
-        return all(map(_is_finite, value.values() if isinstance(value, dict) else value))
+        return all(map(is_finite, value.values() if isinstance(value, dict) else value))
     return not isinstance(value, int | float) or abs(value) < LARGEST
 
 

@@ -358,13 +358,14 @@ def _all_fields(file: BinaryIO, schema: pa.Schema) -> pa.Table:
     """
     first = list(islice(file, FIRST_LINES))
     lines = len(first) + sum(1 for _ in file)
-    check_width(fields_in(first), lines)
+    size = file.tell()
+    check_width(fields_in(first), lines, size)
     try:
         known = _read(io.BytesIO(b"".join(first)), schema, "infer").schema
         return _read(file, pa.schema([_as_floats(entry, schema.names) for entry in known]), "error")
     except pa.ArrowInvalid:
         file.seek(0)
-        check_width(fields_in(file), lines)
+        check_width(fields_in(file), lines, size)
         return _read(file, schema, "infer")
 
 

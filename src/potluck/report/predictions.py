@@ -100,6 +100,18 @@ class Answers:
         np.add.at(table, (self.label, self.prediction), 1)
         return table
 
+    def confused(self, most: int) -> list[tuple[int, int, int]]:
+        """The pairs of classes that are mistaken most often: the true one, the predicted one, and how often.
+
+        A matrix of ten thousand classes would take a gigabyte; only the pairs that there are take memory here.
+        """
+        wrong = self.label != self.prediction
+        pairs, samples = np.unique(
+            self.label[wrong] * self.classes + self.prediction[wrong], return_counts=True
+        )
+        chosen = np.argsort(-samples, kind="stable")[:most]
+        return [(*divmod(int(pairs[one]), self.classes), int(samples[one])) for one in chosen]
+
     def calibration(self) -> list[dict[str, Any]]:
         """The mean confidence, the accuracy and the number of samples in every tenth of confidence that has any."""
         place = np.minimum((BINS * self.confidence).astype(int), BINS - 1)

@@ -116,12 +116,12 @@ def _classes(found: Answers, given: Sequence[str], clients: Sequence[str]) -> Gr
     if not len(found.label):
         return None
     names = _named(given, found.classes)
-    table, readable = found.confusion(len(names)), len(names) <= MOST_CLASSES
+    readable = len(names) <= MOST_CLASSES
     each = readable and len(clients) > 1 and len(clients) * len(names) ** 2 <= MOST_CELLS
     return Group(
-        matrix=_matrix("", names, table) if readable else None,
+        matrix=_matrix("", names, found.confusion(len(names))) if readable else None,
         each=[_matrix(client, names, found.of([client]).confusion(len(names))) for client in clients if each],
-        confused=None if readable else _confused(table, names),
+        confused=None if readable else _confused(found, names),
         mistakes=_mistakes(found, names),
     )
 
@@ -138,16 +138,12 @@ def _matrix(title: str, names: Sequence[str], table: Integers) -> Matrix:
     return Matrix(title, names, rows)
 
 
-def _confused(table: Integers, names: Sequence[str]) -> Sheet:
+def _confused(found: Answers, names: Sequence[str]) -> Sheet:
     """The pairs of classes that are mistaken most often."""
-    wrong = table.copy()
-    np.fill_diagonal(wrong, 0)
-    order = np.argsort(-wrong, axis=None, kind="stable")[:MOST_MISTAKES]
-    pairs = [divmod(int(place), len(wrong)) for place in order if wrong.flat[place]]
     entries = [
-        {"label": names[true], "prediction": names[taken], "samples": int(wrong[true, taken]), "share": share}
-        for true, taken in pairs
-        for share in [float(wrong[true, taken] / table[true].sum())]
+        {"label": names[true], "prediction": names[taken], "samples": samples, "share": share}
+        for true, taken, samples in found.confused(MOST_MISTAKES)
+        for share in [samples / int((found.label == true).sum())]
     ]
     columns = (
         words("class", lambda entry: entry["label"]),

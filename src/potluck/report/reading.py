@@ -113,7 +113,10 @@ def _fields(value: Any, above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
             yield from _fields(inner, above)
 
 
-def check_width(fields: Collection[Any], lines: int) -> None:
-    """Raise a `ValueError` for so many fields that a table of all lines would take far more memory than the log."""
-    if len(fields) > FEW_FIELDS and len(fields) * lines > MOST_CELLS:
+def check_width(fields: Collection[Any], lines: int, size: int) -> None:
+    """Raise a `ValueError` for so many fields that a table of all lines would take far more memory than the log.
+
+    `size` is that of the log in bytes. Where all lines have all fields, a cell of the table has several of them.
+    """
+    if len(fields) > FEW_FIELDS and len(fields) * lines > max(MOST_CELLS, size):
         raise ValueError(f"its {lines:,} lines have {len(fields):,} different fields")

@@ -28,7 +28,7 @@ def frame(log: Path, accuracy: Mapping[str, Any]) -> pd.DataFrame:
     check_whole(log, lines, accuracy)
     rows = [_row(line) for line in lines if "missing" not in line]
     with reading(log):
-        check_width({name for row in rows for name in row}, len(rows))
+        check_width({name for row in rows for name in row}, len(rows), log.stat().st_size)
     found = pd.DataFrame(rows)
     order = [*KEYS, *_columns(found, ""), *_columns(found, "validation_"), "held_out"]
     counts = {
