@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -44,8 +45,10 @@ class WarmHomes(Homes):
                 self.strike()
 
     def strike(self) -> None:
-        """What happens after a chosen reply."""
-        os.kill(self.alive[-1].process, signal.SIGKILL)
+        """What happens after a chosen reply: a home is killed, of those that still live."""
+        for home in reversed(self.alive):
+            with contextlib.suppress(ProcessLookupError):
+                return os.kill(home.process, signal.SIGKILL)
 
     def close(self) -> None:
         kept = [home for home in self.alive if home.call is None and home.spot.node]
