@@ -104,6 +104,24 @@ def test_a_last_round_that_nobody_measures_is_told_too():
     assert len(lines) == 2  # not more than one line for a round
 
 
+def test_an_order_of_another_run_in_between_does_not_hide_how_a_run_goes():
+    """Such as one that was on its way when the site was greeted for the next run."""
+    lines, now = [], [0.0]
+    progress = Progress(lambda sentence, **facts: lines.append(sentence), lambda: now[0])
+    progress.of(
+        {"run": "a1", "experiment": {"name": "x", "training": {"rounds": 2}, "method": {"name": "local"}}}
+    )
+    progress.begin("b2", 9, "train")
+    progress.refused("train", "it has not joined this run yet")
+    progress.begin("a1", 2, "train")
+    progress.answered("train", 1, 5, 2.0, 10, 20)
+    now[0] = QUIET
+    progress.idle()
+    assert lines[0] == "round 9: train was refused: it has not joined this run yet"
+    assert lines[1] == "round 2 of 2: train, 5 steps, 2.0 s; 20 bytes sent, 10 received"
+    assert lines[2].startswith("the run x is over: 2 rounds; ")
+
+
 def test_what_a_server_calls_its_run_cannot_steer_a_terminal(tmp_path):
     _link, site, listener = with_notes(tmp_path)
     order = wire.Hello(
