@@ -48,6 +48,10 @@ class DataError(PotluckError):
     """A data set is missing, broken, or cannot be split as asked."""
 
 
+class PublicDataError(ConfigError, DataError):
+    """Public data do not fit what is asked of them, or a client's own data; the sentence may tell of either."""
+
+
 class ModelError(PotluckError):
     """A model breaks its contract on features, head or shapes."""
 

@@ -2,7 +2,9 @@
 
 import copy
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import sites
 import torch
@@ -13,6 +15,7 @@ from potluck.core import modest
 from potluck.core.message import Message
 from potluck.core.modest import Modest, ModestResults
 from potluck.core.rng import Rng
+from potluck.core.task import Task
 from potluck.deploy import bounds, kept_welcome, wire
 from potluck.deploy.site import Site
 from potluck.deploy.welcome import welcome
@@ -384,6 +387,35 @@ def test_what_the_data_of_a_site_say_is_told_by_its_kind_alone(tmp_path, told):
 
     reply = greet(Site("0", sites.builder("0"), load, tmp_path), offer())
     assert reply.reason == "client 0: DataError at the site; the log of its worker says more"
+
+
+def own_data(**changes):
+    """The samples of a site as vectors, under a name that is nobody else's business."""
+    data = sites.dealt()[0]
+    x = data.x[:60].flatten(1).float()
+    values = {"task": Task("classification", 10, (64,)), "x": x, "y": data.y[:60], "train_rows": 40}
+    return replace(data, name="ward 7", mean=(), std=(), **values | changes)
+
+
+def texts(**changes):
+    task = Task("text-classification", 10, (8,), 50)
+    return own_data(task=task, x=torch.ones(60, 8, dtype=torch.long), texts=("a",) * 60, **changes)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"data": own_data(standardize=(0,)), "public": own_data(train_rows=60)},
+        {"data": own_data(), "public": own_data(x=torch.zeros(7, 64), y=torch.zeros(7), train_rows=7)},
+        {"data": texts(words=None), "public": texts(train_rows=60)},
+        {"data": own_data(), "public": texts(train_rows=60)},
+        {"data": sites.dealt()[0], "public": np.zeros((7, 1, 8, 8), "float32")},
+    ],
+    ids=["standardized", "few", "no words", "another modality", "few without a name"],
+)
+def test_public_data_that_do_not_fit_tell_nothing_of_themselves_or_of_the_sites_own(tmp_path, given, capsys):
+    reply = greet(Site("0", "mlp-small", lambda: given, tmp_path), offer("fedmd"))
+    assert reply.reason == "client 0: PublicDataError at the site; the log of its worker says more"
 
 
 def test_no_sentence_with_a_path_leaves_a_site(site):

@@ -9,6 +9,7 @@ from lone_site import RUN, ask, greet, head, joined, make_site, offer, request
 from test_attempts import contract
 
 from potluck.deploy.agreement import EVALUATIONS, RUNS, Agreement
+from potluck.deploy.exchanges import AHEAD
 from potluck.deploy.pruning import prune
 from potluck.engine.protocol import Answer, Examination, Failure, Stamp
 
@@ -150,6 +151,20 @@ def measure(site, factor, round_=1, accepted=0, **stamp):
 
 def answered(replies):
     return [isinstance(one, Answer) for one in replies]
+
+
+def test_a_server_that_asks_for_earlier_and_earlier_rounds_fills_no_disk_and_gets_no_noise_twice(tmp_path):
+    """It says that it was started again each time, and that it never accepted anything."""
+    site, last = joined(tmp_path, "fedre", rounds=AHEAD + 2, simulated=False), AHEAD + 2
+    first, *others = [
+        ask(site, request(head(site), round_=round_, incarnation=last - round_))
+        for round_ in range(last, 0, -1)
+    ]
+    assert not any(isinstance(one, Failure) for one in (first, *others))
+    assert len([*site.resident.record.folder.glob("*.safetensors")]) == AHEAD
+    again = ask(site, request(head(site), round_=last, incarnation=last))
+    assert not torch.equal(first.up["label"], again.up["label"])
+    assert site.resident.record.history.tried[last] == 2
 
 
 def test_evaluations_of_other_weights_are_counted_in_a_round(tmp_path):

@@ -426,6 +426,15 @@ def test_a_site_says_what_is_wrong_with_its_connection(tmp_path, status_code, se
     assert status.facts()["trouble"] == ""
 
 
+def test_a_clock_that_is_set_has_nobody_suspected_of_using_the_key(tmp_path, monkeypatch):
+    status = site_status(tmp_path)
+    status.pulse.with_name("taken-in").touch()
+    now = time.time()
+    monkeypatch.setattr("potluck.deploy.site_status.time.time", lambda: now + 3600)
+    PulseFile(status.pulse).note("activate-node", 412)
+    assert "takes this node to be online still" in status.facts()["trouble"]
+
+
 @pytest.mark.parametrize(("only", "absent"), [("worker", "last call answered"), ("node", "last order")])
 def test_each_half_has_its_own_status(tmp_path, only, absent):
     status = site_status(tmp_path, only)

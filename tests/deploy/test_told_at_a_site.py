@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from potluck.cli.app import app
 from potluck.core.task import Task
-from potluck.deploy import first_try, wire
+from potluck.deploy import announcements, first_try, site_status, wire
 from potluck.deploy.announcements import KEPT, Announcements, Listener
 from potluck.deploy.engine import UNLIKE
 from potluck.deploy.flower import join as joins
@@ -104,6 +104,24 @@ def test_a_last_round_that_nobody_measures_is_told_too():
     assert len(lines) == 2  # not more than one line for a round
 
 
+def test_an_order_of_another_run_in_between_does_not_hide_how_a_run_goes():
+    """Such as one that was on its way when the site was greeted for the next run."""
+    lines, now = [], [0.0]
+    progress = Progress(lambda sentence, **facts: lines.append(sentence), lambda: now[0])
+    progress.of(
+        {"run": "a1", "experiment": {"name": "x", "training": {"rounds": 2}, "method": {"name": "local"}}}
+    )
+    progress.begin("b2", 9, "train")
+    progress.refused("train", "it has not joined this run yet")
+    progress.begin("a1", 2, "train")
+    progress.answered("train", 1, 5, 2.0, 10, 20)
+    now[0] = QUIET
+    progress.idle()
+    assert lines[0] == "round 9: train was refused: it has not joined this run yet"
+    assert lines[1] == "round 2 of 2: train, 5 steps, 2.0 s; 20 bytes sent, 10 received"
+    assert lines[2].startswith("the run x is over: 2 rounds; ")
+
+
 def test_what_a_server_calls_its_run_cannot_steer_a_terminal(tmp_path):
     _link, site, listener = with_notes(tmp_path)
     order = wire.Hello(
@@ -145,6 +163,27 @@ def test_lines_are_shown_once_and_old_ones_never(tmp_path):
     for nonsense in ("", "[]", '{"lines": 3}', '{"lines": [{"number": "x"}]}', '{"lines": [[]]}'):
         (tmp_path / "said.json").write_text(nonsense)
         assert listener.new() == []
+
+
+def test_no_line_is_lost_when_the_clock_is_set_back_or_a_worker_is_started_again_at_once(
+    tmp_path, monkeypatch
+):
+    Announcements(tmp_path)("of the first worker")
+    listener = Listener(tmp_path)
+    monkeypatch.setattr(announcements.time, "time", lambda: 3600.0)
+    Announcements(tmp_path)("of a second one, which ended at once")
+    Announcements(tmp_path)("of a third one")
+    assert sentences(listener) == ["of a second one, which ended at once", "of a third one"]
+
+
+def test_work_takes_as_long_as_it_takes_when_the_clock_is_set_back(tmp_path, monkeypatch):
+    notes = OrderNotes(tmp_path)
+    listener = Listener(tmp_path)
+    notes.begin("a1", 1, "train")
+    monkeypatch.setattr(site_status.time, "time", lambda: 3600.0)
+    notes.answered(10, 10, 1, 5)
+    notes.begin("a1", 2, "train")
+    assert sentences(listener) == ["round 1: train, 5 steps, 0.0 s; 10 bytes sent, 10 received"]
 
 
 # --- what a site refuses --------------------------------------------------------------------------------

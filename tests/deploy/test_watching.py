@@ -1,6 +1,7 @@
 """Processes of a site: they end with their parent, leftovers are found, and one that hangs is started again."""
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -20,13 +22,13 @@ from federations import below, command
 from potluck.cli.exits import _fail
 from potluck.core.plain_values import printable
 from potluck.deploy.flower import join as joins
-from potluck.deploy.flower import watching
+from potluck.deploy.flower import processes, watching
 from potluck.deploy.flower.connections import Security
 from potluck.deploy.flower.join import Joining, alone, check_home, join
 from potluck.deploy.flower.processes import PULSE, Process, _started, end_stale
 from potluck.deploy.flower.watching import NodeWatch, Watched, WorkerWatch, answers
 from potluck.deploy.flower.worker import READERS, work
-from potluck.deploy.logs import line
+from potluck.deploy.logs import Log, line
 from potluck.deploy.node_pulse import Pulse, PulseFile, skew_of, trouble
 from potluck.engine import frames
 from potluck.errors import ConfigError, RunError
@@ -521,6 +523,61 @@ def test_a_process_that_was_killed_is_told_from_one_that_gave_up(tmp_path, monke
     assert notices == ["the worker ended: killed by signal 9; it is started again"]
 
 
+def open_handles():
+    return len([*Path("/dev/fd").iterdir()])
+
+
+def test_a_process_for_which_there_is_no_room_now_is_tried_again_and_that_is_told_once(tmp_path, monkeypatch):
+    """As on a full disk, or where the system has no memory for one more process."""
+    monkeypatch.setattr(watching.time, "sleep", lambda seconds: None)
+    there, notices = Mock(alive=True), []
+    full = [RunError("no room on the disk"), OSError(errno.ENOMEM, "Cannot allocate memory")] * 2
+    ended = Mock(alive=False, popen=Mock(returncode=1), tail=lambda: "why")
+    ended.name = "the worker"
+    watched = Watched(Mock(side_effect=[*full, there]), ended, time.monotonic())
+    for _ in range(7):
+        watched.look(notices.append)
+    assert notices == [
+        "the worker ended: why; it is started again",
+        "the worker cannot be started: no room on the disk; it is tried again",
+    ]
+    assert watched.process is there
+    assert ended.end.call_count == 1  # its number may be that of another process by now
+
+
+def test_a_process_starts_though_its_note_cannot_be_written(tmp_path):
+    process = Process(SLEEP, tmp_path / "log", {}, note=tmp_path / "none" / "worker.pid")
+    assert process.alive
+    process.end()
+
+
+def test_a_process_that_cannot_be_started_leaves_nothing_open(tmp_path, monkeypatch):
+    before = open_handles()
+    monkeypatch.setattr(processes.subprocess, "Popen", Mock(side_effect=OSError(errno.EAGAIN, "no more")))
+    for _ in range(3):
+        with pytest.raises(OSError, match="no more"):
+            Process(SLEEP, tmp_path / "log", {})
+    assert open_handles() == before
+
+
+def test_a_node_is_watched_though_nothing_can_be_written(tmp_path, monkeypatch):
+    PulseFile(tmp_path / PULSE).note("activate-node", 200)
+    monkeypatch.setattr(Path, "touch", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    node = NodeWatch(tmp_path)
+    assert (node.reason(), node.stalled(1.0)) == ("", "")
+
+
+def test_why_a_process_ended_is_told_whatever_became_of_its_log(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("of earlier days\n" * 100)
+    process = Process([sys.executable, "-c", ""], log, {}, name="the worker")
+    process.popen.wait(60)
+    log.write_text("error: this is why\n")  # cut by logrotate in between
+    assert process.tail() == "error: this is why"
+    log.unlink()
+    assert process.tail() == f"its log {log} cannot be read: No such file or directory"
+
+
 # --- logs -----------------------------------------------------------------------------------------------
 
 
@@ -530,6 +587,13 @@ def test_lines_have_the_time_and_their_facts():
     assert told == {"message": "round 3: a?c", "round": 3}
     assert line("here", False, round=3).endswith(" here")
     assert printable("a\n b") == "a b"
+
+
+def test_a_line_that_cannot_be_written_ends_nothing_but_a_log_that_nobody_reads():
+    full = OSError(errno.ENOSPC, "No space left on device")
+    Log(stream=Mock(write=Mock(side_effect=full)))("round 3: answered")
+    with pytest.raises(BrokenPipeError):
+        Log(stream=Mock(write=Mock(side_effect=BrokenPipeError)))("round 3: answered")
 
 
 def test_an_error_sentence_cannot_steer_a_terminal(capsys):

@@ -13,7 +13,7 @@ from potluck.core.rng import Rng
 from potluck.core.streams import Prepare, Source
 from potluck.data import words
 from potluck.data.prepare import Preparation
-from potluck.errors import ConfigError
+from potluck.errors import PublicDataError
 
 
 def choose_ids(data: Dataset, samples: int | None, rng: Rng) -> np.ndarray:
@@ -21,7 +21,7 @@ def choose_ids(data: Dataset, samples: int | None, rng: Rng) -> np.ndarray:
     if samples is None:
         return np.arange(data.train_rows)
     if samples > data.train_rows:
-        raise ConfigError(
+        raise PublicDataError(
             f"public.samples: {samples} are asked for, data set {data.name!r} has {data.train_rows}; lower it"
         )
     return np.sort(rng.numpy().choice(data.train_rows, samples, replace=False))
@@ -32,13 +32,13 @@ def public_for(
 ) -> Public:
     """The public samples as a model for `own` reads them: its image size, channels, normalisation or vocabulary."""
     if own.standardize:
-        raise ConfigError(
+        raise PublicDataError(
             f"every client standardises data set {own.name!r} for itself, which public samples cannot follow: "
             "standardise them beforehand and say standardize: none"
         )
     rows = torch.from_numpy(ids)
     if public.filled and bool(public.x[rows].isnan().any()):
-        raise ConfigError(
+        raise PublicDataError(
             f"the public data {public.name!r} lack values, and belong to no client whose mean could fill "
             "them: fill them beforehand"
         )
@@ -86,7 +86,7 @@ def _tokens(public: Dataset, rows: Tensor, own: Dataset, length: int) -> tuple[T
         there = torch.tensor([bool(text.strip()) for text in texts])
         return torch.from_numpy(own.encoder.encode(texts, length)) * there[:, None], there
     if own.words is None:
-        raise ConfigError(
+        raise PublicDataError(
             f"data set {own.name!r} does not say which word has which number (words, or a tokenizer), so its "
             f"clients cannot read the texts of the public data {public.name!r}"
         )

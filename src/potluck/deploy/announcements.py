@@ -17,11 +17,16 @@ FACTS = ("run", "round", "rounds", "order", "steps", "seconds", "sent", "receive
 
 
 class Announcements:
-    """The lines of a worker in a file of its home; without a home they are dropped."""
+    """The lines of a worker in a file of its home; without a home they are dropped.
+
+    A worker that starts again goes on after the lines that are there: they may not have been shown yet, and its own
+    come later, whatever the clock says now.
+    """
 
     def __init__(self, home: Path | None = None) -> None:
         self.path = None if home is None else home / FILE
-        self._lines: list[dict[str, Any]] = []
+        found = [] if self.path is None else _read(self.path)
+        self._lines = [{**facts, "number": number, "sentence": said} for number, said, facts in found][-KEPT:]
 
     def __call__(self, sentence: str, **facts: Any) -> None:
         """Say a sentence, with facts that a log in JSON has as fields; a full disk does not disturb the work."""
@@ -40,21 +45,22 @@ class Listener:
 
     def __init__(self, home: Path) -> None:
         self.path = home / FILE
-        self._last = max([number for number, _, _ in self._read()], default=0)
+        self._last = max([number for number, _, _ in _read(self.path)], default=0)
 
     def new(self) -> list[tuple[str, dict[str, Any]]]:
         """The lines since the last call, each with its facts, safe to print."""
-        found = [line for line in self._read() if line[0] > self._last]
+        found = [line for line in _read(self.path) if line[0] > self._last]
         self._last = max([self._last, *(number for number, _, _ in found)])
         return [(sentence, facts) for _, sentence, facts in found]
 
-    def _read(self) -> list[tuple[int, str, dict[str, Any]]]:
-        """All lines of the file; none where it cannot be read: it is no record."""
-        try:
-            lines = read_json(read_bounded(self.path, follow=False))["lines"]
-            return [(int(line["number"]), printable(str(line["sentence"])), _facts(line)) for line in lines]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
-            return []
+
+def _read(path: Path) -> list[tuple[int, str, dict[str, Any]]]:
+    """All lines of a file; none where it cannot be read: it is no record."""
+    try:
+        lines = read_json(read_bounded(path, follow=False))["lines"]
+        return [(int(line["number"]), printable(str(line["sentence"])), _facts(line)) for line in lines]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        return []
 
 
 def _facts(line: dict[str, Any]) -> dict[str, Any]:

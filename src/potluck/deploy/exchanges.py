@@ -26,6 +26,7 @@ BASES = 3  # accepted rounds whose states are kept: so far a server may go back
 COUNTED = 64  # rounds that no server has accepted, of which attempts are counted
 NAMES = ("done", "line", "at", "tried", "forgotten")  # of a history, as every version wrote it
 REFUSED = 64  # questions that were refused and are remembered
+AHEAD = 2 * BASES  # rounds whose answers are kept, from the open one on; a server goes back over fewer
 
 
 @dataclass
@@ -153,7 +154,8 @@ class History:
         oldest = self.round_of(self.line[0])
         kept = {key for tip in self.line[1:] for key, _ in self.path(tip)} | {self.line[0]}
         open_ = self.now.round if self.now is not None else self.rounds[-1] + 1
-        self.done = {key: one for key, one in self.done.items() if key in kept or one.round >= open_}
+        ahead = sorted({one.round for one in self.done.values() if one.round >= open_})[:AHEAD]
+        self.done = {key: one for key, one in self.done.items() if key in kept or one.round in ahead}
         self.tried = {round_: number for round_, number in self.tried.items() if round_ > oldest}
         self.refused = {key: one for key, one in self.refused.items() if one.round >= open_}
         for key in [*self.refused][:-REFUSED]:

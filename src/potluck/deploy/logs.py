@@ -32,5 +32,10 @@ class Log:
         self.stream = stream
 
     def __call__(self, sentence: str, **facts: Any) -> None:
-        """Write one line."""
-        print(line(sentence, self.as_json, **facts), file=self.stream or sys.stderr, flush=True)
+        """Write one line; where the disk has no room for it, it is lost, and nothing ends over that."""
+        try:
+            print(line(sentence, self.as_json, **facts), file=self.stream or sys.stderr, flush=True)
+        except BrokenPipeError:  # who read the log is gone
+            raise
+        except OSError:
+            pass

@@ -32,6 +32,7 @@ class Progress:
         self.run = self.name = self.method = ""
         self.rounds: int | None = None
         self.sent = self.received = 0  # bytes of the run, evaluations included
+        self._known: dict[str, tuple[str, int]] = {}  # by run, its name and how many rounds it has
         self._joined = self._over = ""  # the runs of which this was told
         self._refused = ""  # what was refused last, and why
         self._unwelcome = ""
@@ -43,11 +44,10 @@ class Progress:
     def of(self, offer: Mapping[str, Any]) -> None:
         """The run that a welcome tells of."""
         experiment = offer["experiment"]
-        self._enter(str(offer["run"]))
-        self.name, self.rounds = (
-            printable(str(experiment["name"]), 100),
-            int(experiment["training"]["rounds"]),
-        )
+        run, rounds = str(offer["run"]), int(experiment["training"]["rounds"])
+        self._known[run] = printable(str(experiment["name"]), 100), rounds
+        self._enter(run)
+        self.name, self.rounds = self._known[run]
         self.method = printable(str(experiment["method"]["name"]), 100)
 
     def joined(self) -> None:
@@ -130,7 +130,8 @@ class Progress:
     def _enter(self, run: str) -> None:
         if run != self.run:
             self._close()
-            self.run, self.name, self.rounds, self._round = run, run, None, None
+            self.run, self._round = run, None
+            self.name, self.rounds = self._known.get(run, (run, None))
             self.sent = self.received = 0
 
     def _close(self) -> None:

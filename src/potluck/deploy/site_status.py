@@ -70,6 +70,7 @@ class OrderNotes:
         self.facts = OrderFacts(run=before.get("run", ""), round=before.get("round"))
         self.announce = Announcements(home)
         self.progress = Progress(self._announced)
+        self._begun = time.monotonic()  # the last order
         self._keep()
 
     def begin(self, run: str, round_: int | None, order: str) -> None:
@@ -79,6 +80,7 @@ class OrderNotes:
         facts.run, facts.order = known, printable(order, 200)
         facts.round = kept if round_ is None else round_
         facts.ordered, facts.busy, facts.over = time.time(), True, False
+        self._begun = time.monotonic()
         self.progress.begin(facts.run, round_, facts.order)
         self._keep()
 
@@ -91,7 +93,7 @@ class OrderNotes:
     def answered(self, received: int, sent: int, exchange: int = 0, steps: int = 0) -> None:
         """It was done, or was done before: so many bytes came, so many leave, after so many gradient steps."""
         facts = self.facts
-        took = time.time() - (facts.ordered or time.time())
+        took = time.monotonic() - self._begun
         if facts.round is not None and facts.order != JOIN:
             facts.unwelcome = ""  # it takes part
         self.progress.answered(facts.order, exchange, steps, took, received, sent)
@@ -178,7 +180,7 @@ class SiteStatus:
         self.started = time.time()
         self.ended = False
         self.notice, self.noticed = "", self.started
-        self._trouble, self._fine = "", self.started
+        self._trouble, self._fine = "", time.monotonic()  # since when there is some, whatever the clock says
         self._heard: float | None = None  # its node was last answered, also one that was started again since
 
     def say(self, sentence: str) -> None:
@@ -213,9 +215,9 @@ class SiteStatus:
         self._heard = self._heard if pulse.pulled is None else pulse.pulled
         connected = pulse.answered and pulse.pulled is not None and now - pulse.pulled < RECENT
         if connected:
-            self._trouble, self._fine = "", now
+            self._trouble, self._fine = "", time.monotonic()
         else:
-            self._trouble = self._why(pulse, now) or self._trouble
+            self._trouble = self._why(pulse) or self._trouble
         return {
             "server": self.server,
             "connected": connected,
@@ -228,9 +230,9 @@ class SiteStatus:
         since = "" if self._heard is None else f" since {clock_time(self._heard)}"
         return "connected" if connected else f"not connected{since}"
 
-    def _why(self, pulse: Pulse, now: float) -> str:
+    def _why(self, pulse: Pulse) -> str:
         if pulse.status in (UNAUTHORISED, REFUSED):
-            return trouble(pulse, self.pulse.with_name("taken-in").exists(), now - self._fine)
+            return trouble(pulse, self.pulse.with_name("taken-in").exists(), time.monotonic() - self._fine)
         if pulse.status in AWAY:
             return f"{self.server} answers, but Flower's SuperLink behind it is away"
         if pulse.at and pulse.distrusted:

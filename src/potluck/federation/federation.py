@@ -31,7 +31,7 @@ from potluck.core.task import Task
 from potluck.data import Split
 from potluck.data.client_splits import PARTS
 from potluck.data.public import public_for
-from potluck.errors import ConfigError, HeadError, ModelError, some
+from potluck.errors import ConfigError, HeadError, ModelError, PublicDataError, some
 from potluck.federation.builder import ClientBuilder, Publics, to_device
 from potluck.federation.groups import GroupData
 from potluck.federation.private_models import PrivateModels
@@ -289,7 +289,7 @@ def check_public(population: Population) -> None:
     for client in population.first_clients:
         view = population.public(client)
         if view is not None and not bool(view.mask.any()):
-            raise ConfigError(
+            raise PublicDataError(
                 f"{population.method_name}: client {client} can read nothing of the public data {view.name!r}, "
                 f"which is not in its modality; {_readable_data(population.task_of(client))}"
             )

@@ -96,20 +96,26 @@ class Process:
         if note is not None:
             end_stale(note)
         watched, self._held = os.pipe()
-        with open_log(log) as file:
-            self._begins = file.seek(0, os.SEEK_END)
-            self.popen = subprocess.Popen(
-                [sys.executable, "-I", "-S", guard.__file__, str(watched), *words],
-                stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                env=dict(environment),
-                start_new_session=True,
-                pass_fds=[watched],
-            )
-        os.close(watched)
+        try:
+            with open_log(log) as file:
+                self._begins = file.seek(0, os.SEEK_END)
+                self.popen = subprocess.Popen(
+                    [sys.executable, "-I", "-S", guard.__file__, str(watched), *words],
+                    stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    env=dict(environment),
+                    start_new_session=True,
+                    pass_fds=[watched],
+                )
+        except BaseException:
+            os.close(self._held)
+            raise
+        finally:
+            os.close(watched)
         if note is not None:
-            write_json(note, {"pid": self.popen.pid, "started": _started(self.popen.pid)})
+            with contextlib.suppress(RunError, OSError):  # on a full disk: it works, and its guard ends it
+                write_json(note, {"pid": self.popen.pid, "started": _started(self.popen.pid)})
 
     @property
     def alive(self) -> bool:
@@ -118,10 +124,14 @@ class Process:
 
     def tail(self) -> str:
         """The last error in the format of Flower's log, else the last line of the output; safe to print."""
-        with self.log.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(self._begins, size - LOOK_BACK))
-            said = COLOURS.sub("", file.read().decode(errors="replace"))
+        try:
+            with self.log.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                begins = self._begins if self._begins <= size else 0  # it was cut since
+                file.seek(max(begins, size - LOOK_BACK))
+                said = COLOURS.sub("", file.read().decode(errors="replace"))
+        except OSError as error:
+            return f"its log {self.log} cannot be read: {error.strerror or error}"
         errors = FLOWER_ERROR.findall(said)
         lines = [errors[-1] if errors else line for line in said.splitlines() if line.strip()]
         return printable(lines[-1]) if lines else "it wrote nothing"

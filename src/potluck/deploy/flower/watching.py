@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from potluck.deploy.flower.processes import PULSE, Process
 from potluck.deploy.node_pulse import ANSWERED, REFUSED, STALL, UNAUTHORISED, Pulse, gone, trouble
 from potluck.engine import frames
-from potluck.errors import ConfigError
+from potluck.errors import ConfigError, PotluckError
 
 BAD_INPUT = 2  # exit code of a worker whose input is bad: starting it again would not help
 SIGNALLED = 128  # plus the number of a signal: the exit code of a process that it has ended
@@ -39,6 +40,7 @@ class Watched:
     reason: Callable[[], str] = lambda: ""
     hushed: Callable[[], bool] = lambda: False
     stalled: Callable[[float], str] = lambda lived: ""
+    _down: bool = field(default=False, init=False)  # it has ended, and could not be started again so far
 
     def look(self, notice: Callable[[str], None]) -> None:
         """Restart the process if it has ended or hangs; the pause doubles each time it ends soon."""
@@ -47,14 +49,29 @@ class Watched:
         if self.process.alive and not hangs:
             return
         self.pause = PAUSE if lived > LONGEST else min(2 * self.pause, LONGEST)
+        if not self._down:
+            self._end(hangs, notice)
+        time.sleep(self.pause)
+        self._start_again(notice)
+
+    def _end(self, hangs: str, notice: Callable[[str], None]) -> None:
+        """End what is left of the process, and tell why; raises what starting it again would not help."""
         if self.process.popen.returncode == BAD_INPUT:
             raise ConfigError(self.process.tail().removeprefix("error: "))
         self.process.end()  # its own children may have outlived it
         why = f"hangs: {hangs}" if hangs else f"ended: {self.reason() or self._last_words()}"
         if hangs or not self.hushed():
             notice(f"{self.process.name} {why}; it is started again")
-        time.sleep(self.pause)
-        self.process, self.since = self.start(), time.monotonic()
+
+    def _start_again(self, notice: Callable[[str], None]) -> None:
+        """Start the process; where there is no room for it now, on a full disk for one, it is tried again."""
+        try:
+            self.process, self._down = self.start(), False
+        except (PotluckError, OSError) as error:
+            if not self._down:
+                notice(f"{self.process.name} cannot be started: {error}; it is tried again")
+            self._down = True
+        self.since = time.monotonic()
 
     def _last_words(self) -> str:
         """The signal that has ended the process, which its guard tells as the shell does, or what it said last."""
@@ -74,7 +91,7 @@ class NodeWatch:
         """Why the server refuses the node; empty where that is not why it ended."""
         pulse = Pulse.read(self.pulse)
         if pulse.since is not None:
-            self.mark.touch()
+            self._remember()
         if pulse.status not in (UNAUTHORISED, REFUSED):
             self._refused_at = None
             return ""
@@ -94,12 +111,17 @@ class NodeWatch:
         pulse = pulse if pulse.working is not None else replace(pulse, beat=None)
         if pulse.since is not None:
             self._refused_at = None  # it was taken in since
-            if not self.mark.exists():
-                self.mark.touch()
+            self._remember()
         if pulse != self._seen:
             self._seen, self._seen_at = pulse, time.monotonic()
         silent = min(lived, time.monotonic() - self._seen_at)
         return f"no call to the server has ended for {silent:.0f} s" if silent > STALL else ""
+
+    def _remember(self) -> None:
+        """Note that a server has taken this node; a full disk does not disturb the watching."""
+        if not self.mark.exists():
+            with contextlib.suppress(OSError):
+                self.mark.touch()
 
 
 class Connection:
