@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -635,3 +636,68 @@ def test_the_embedded_digits_are_those_of_scikit_learn() -> None:
     assert np.array_equal(images, bunch.images)
     assert np.array_equal(labels, bunch.target)
     assert (images.dtype, labels.dtype) == (bunch.images.dtype, bunch.target.dtype)
+
+
+def write_solid(folder: Path, value: int, rows: int = 12, **head: Any) -> list[Path]:
+    """Training and test files of equal pictures in one colour."""
+    content = compress(np.full((28, 28), value, np.uint8), "PNG")
+    table = pa.table({"image": [content] * rows, "label": [row % 10 for row in range(rows)]})
+    files = [folder / "mnist" / f"{split}-00000-of-00001.parquet" for split in ("train", "test")]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table.replace_schema_metadata(head), file)
+    return files
+
+
+def test_a_file_that_was_changed_and_has_its_time_again_is_decoded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet, "_WORTH_KEEPING", 1)
+    before = {file: file.stat() for file in write_solid(tmp_path, 7)}
+    assert load("mnist", tmp_path).x.unique().tolist() == [7]
+    for file in write_solid(tmp_path, 9):
+        assert file.stat().st_size == before[file].st_size
+        os.utime(file, ns=(before[file].st_atime_ns, before[file].st_mtime_ns))
+    assert load("mnist", tmp_path).x.unique().tolist() == [9]
+
+
+def test_few_bytes_that_become_many_pictures_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_solid(tmp_path, 7, rows=2000)
+    monkeypatch.setenv("POTLUCK_DATA_LIMIT", "3000000")
+    with pytest.raises(DataError, match=r"mnist would take .* \(4,000 rows\).*POTLUCK_DATA_LIMIT"):
+        load("mnist", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "features",
+    [
+        '{"label":' * 3000 + "1" + "}" * 3000,
+        '{"label": ["x"]}',
+        '{"label": {"names": 10}}',
+        '{"label": {"names": null}}',
+        '{"label": {"names": "abcdefghij"}}',
+    ],
+)
+def test_odd_notes_of_the_hub_name_no_classes(tmp_path: Path, features: str) -> None:
+    write_solid(tmp_path, 7, huggingface=f'{{"info": {{"features": {features}}}}}')
+    assert load("mnist", tmp_path).class_names == tuple("0123456789")
+
+
+@pytest.mark.parametrize("claimed", [2, 20])
+def test_a_head_that_counts_other_rows_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, claimed: int
+) -> None:
+    write_solid(tmp_path, 7)
+    real = parquet._open
+
+    def forged(path: Path) -> Any:
+        file = real(path)
+        return Mock(wraps=file, schema_arrow=file.schema_arrow, metadata=Mock(num_rows=claimed))
+
+    monkeypatch.setattr(parquet, "_open", forged)
+    monkeypatch.setattr(parquet, "check_size", lambda path, columns: None)
+    files = tuple(map(parquet.File.at, (tmp_path / "mnist").iterdir()))
+    with pytest.raises(DataError, match=r"parquet has another number of rows than its head says"):
+        parquet.read_images(files, ("image",), (1, 28, 28))

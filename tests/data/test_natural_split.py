@@ -162,3 +162,17 @@ def test_an_official_validation_part_is_dealt_like_the_test_part() -> None:
             seen = {*y[client.train].tolist()}
             assert {*data.y[client.validation].tolist()} <= seen
             assert {*data.y[client.test].tolist()} <= seen
+
+
+@pytest.mark.parametrize("name", ["", " ", "\t", "\x1c"])
+def test_a_client_without_a_name_is_refused_before_it_trains(name: str) -> None:
+    """No file of a split may have one, so the run could not be opened."""
+    rows = (np.zeros((8, 2)), np.arange(8) % 2)
+    table = pd.DataFrame({"a": np.arange(8.0), "who": [name, "b"] * 4, "y": ["k", "l"] * 4})
+    for make in (
+        lambda: from_datasets({name: rows, "b": rows}),
+        lambda: from_arrays(*rows, clients=[name, "b"] * 4),
+        lambda: from_frame(table, target="y", by="who"),
+    ):
+        with pytest.raises(DataError, match=r"a client is called .*: give it a name that can be seen"):
+            make()

@@ -398,3 +398,37 @@ def test_a_split_that_nobody_wrote_is_told(tmp_path: Path, text: str, words: str
     data = from_arrays(np.zeros((6, 3), dtype=np.float32), np.arange(6) % 2)
     with pytest.raises(DataError, match=words):
         from_index_file(tmp_path / "s.json", data)
+
+
+def as_varint(number: int, length: int = 1) -> bytes:
+    """A number as the head of a Parquet file has it, as long as another one that it replaces."""
+    rest = 2 * number
+    digits = [rest >> 7 * place & 127 for place in range(max(length, -(-rest.bit_length() // 7)))]
+    return bytes([*(digit | 128 for digit in digits[:-1]), digits[-1]])
+
+
+def test_long_texts_count_whatever_the_head_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    file, texts = tmp_path / "bomb.parquet", [f"{row:08d}" + "x" * 20_000 for row in range(200)]
+    options: Any = {"compression": "zstd", "use_dictionary": False, "write_statistics": False}
+    pq.write_table(pa.table({"a": texts, "y": [0, 1] * 100}), file, **options)
+    told = as_varint(pq.ParquetFile(file).metadata.row_group(0).total_byte_size)
+    assert file.read_bytes().count(told) == 1
+    file.write_bytes(file.read_bytes().replace(told, as_varint(1000, len(told))))
+    assert pq.ParquetFile(file).metadata.row_group(0).total_byte_size == 1000
+    monkeypatch.setenv("POTLUCK_DATA_LIMIT", "1000000")
+    with pytest.raises(DataError, match=r"bomb\.parquet would take .* \(200 rows\).*POTLUCK_DATA_LIMIT"):
+        potluck.from_files(file, target="y")
+
+
+@pytest.mark.parametrize("key", ["pandas", "PANDAS_ATTRS"])
+def test_notes_of_pandas_that_are_nested_without_end_are_named(tmp_path: Path, key: str) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.table({"a": [1.0] * 4, "y": [0, 1] * 2}).replace_schema_metadata({key: "[" * 100_000})
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet cannot be read \(maximum recursion depth.*: check the"):
+        potluck.from_files(tmp_path / "a.parquet", target="y")

@@ -532,3 +532,29 @@ def test_labels_that_hardly_repeat_are_no_classes_unless_they_are_named() -> Non
     assert from_arrays(x, y, classes=40).task.classes == 40
     assert from_arrays(x, y % 20).task.classes == 20
     assert from_arrays(x, y[:20].repeat(2)).task.classes == 20
+
+
+@pytest.mark.parametrize("rows", ["61,1,3.5,0\n62,2,4.5,1\n", "61,1,3.5,0,8\n62,2,4.5,1,9\n"])
+def test_rows_with_more_fields_than_names_are_refused(tmp_path: Path, rows: str) -> None:
+    """pandas would take the ages for names of the rows, and the doses for ages."""
+    (tmp_path / "a.csv").write_text("age,dose,stay\n" + rows)
+    with pytest.raises(DataError, match=r"a\.csv: its rows have more fields than its first line names: give"):
+        from_files(tmp_path / "a.csv", target="stay")
+
+
+def test_a_comma_at_the_end_of_each_line_moves_no_column(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("age,stay\n" + "61,3.5,\n62,4.5,\n" * 4)
+    data = from_files(tmp_path / "a.csv", target="stay", standardize="none")
+    assert (data.x[:2, 0].tolist(), data.y[:2].flatten().tolist()) == ([61, 62], [3.5, 4.5])
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
+@pytest.mark.parametrize("first", ["1", ",".join("1" * 3000)])
+def test_short_rows_count_as_whole_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, first: str
+) -> None:
+    names = ",".join(f"c{place}" for place in range(3000 if first == "1" else 2))
+    (tmp_path / "a.csv").write_text(f"{names}{end}{end}{first}{end}" + f"1{end}" * 2000, newline="")
+    monkeypatch.setenv("POTLUCK_DATA_LIMIT", "40000000")
+    with pytest.raises(DataError, match=r"a\.csv would take 0\.0 GiB .* \(2,00\d rows\).*POTLUCK_DATA_LIMIT"):
+        from_files(tmp_path / "a.csv", target="c1")

@@ -12,7 +12,7 @@ import yaml
 from potluck import Experiment, from_arrays, run
 from potluck.errors import ConfigError, PotluckError, nearest
 from potluck.experiment.origins import registered_here
-from potluck.experiment.overrides import read_yaml
+from potluck.experiment.overrides import read_override, read_yaml
 
 BASE: dict[str, Any] = {
     "data": "digits",
@@ -182,3 +182,32 @@ def test_what_comes_with_the_library_is_not_registered_here(data: str) -> None:
         data=data, partition={"kind": "iid", "clients": 2}, models=["conv-small"], method="local"
     ).groups
     assert registered_here("local", group, ()) == []
+
+
+@pytest.mark.parametrize(
+    ("written", "read"), [("010", "8"), ("-017", "-15"), ("1:30", "90"), ("1:30.5", "90.5"), ("00", "0")]
+)
+def test_a_number_that_yaml_reads_otherwise_is_refused(written: str, read: str, tmp_path: Path) -> None:
+    sentence = f"{written} is {read} in YAML; write that, or put quotes around a text"
+    with pytest.raises(ConfigError, match=f"'seed={written}': {sentence}"):
+        read_override(f"seed={written}")
+    (tmp_path / "e.yaml").write_text(f"seed: {written}\n")
+    with pytest.raises(ConfigError, match=f"e.yaml, line 1, column 7: {sentence}"):
+        read_yaml(tmp_path / "e.yaml")
+    assert read_override(f"name='{written}'") == ("name", written)
+    assert read_override("seed=1_000") == ("seed", 1000)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"partition": {"kind": "iid", "clients": True}},
+        {"partition": {"kind": "iid", "clients": 4, "held_out": True}},
+        {"partition": {"kind": "natural", "min_size": True}},
+        {"partition": {"kind": "feature_shift", "shift": "blur", "clients": True}},
+        {"data": {"name": "digits", "samples": True}},
+    ],
+)
+def test_a_truth_value_is_no_number(block: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"must be a number \(given: True\)"):
+        Experiment.make(**{"models": ["mlp-small"], "method": "local", **block})

@@ -15,6 +15,7 @@ from potluck.cli.method_examples import explained_in_demo
 from potluck.report.log import Curve
 from potluck.report.measures import Measure
 from potluck.report.pictures.clients import client_bars
+from potluck.report.pictures.confusion import confusion_picture
 from potluck.report.pictures.curves import accuracy_over_rounds
 from potluck.report.pictures.differences import interval_picture
 from potluck.report.pictures.files import to_bytes, to_png, to_svg
@@ -189,3 +190,12 @@ def test_a_narrow_wire_says_what_a_wide_one_says_and_fits_a_phone(method: str) -
     renderer = FigureCanvasAgg(narrow).get_renderer()
     ends = [one.get_window_extent(renderer).x1 / narrow.dpi for one in narrow.axes[0].texts]
     assert max(ends) <= narrow.get_figwidth()
+
+
+@pytest.mark.parametrize("name", ["\ufeffnorth", "\u202enorth", "nor\u200bth"])
+def test_letters_that_nobody_sees_spoil_no_picture(name):
+    tables = {"0": np.eye(2, dtype=np.int64)}
+    for form in ("pdf", "svg", "png"):
+        assert to_bytes(confusion_picture(tables, [name, "south"]), form)
+    assert "north" in to_svg(confusion_picture(tables, ["north", "south"]))
+    assert name not in to_svg(confusion_picture(tables, [name, "south"]))

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import safetensors.torch
+import torch
 import yaml
 
 import potluck
@@ -33,7 +34,7 @@ from potluck.report.log import natural, read_config
 from potluck.report.split_file import read_split
 from potluck.runs.api import resume, run
 from potluck.runs.folder import LOGS, RunFolder
-from potluck.runs.kept_models.files import check_models
+from potluck.runs.kept_models.files import check_models, write_models
 from potluck.runs.log_marks import mark_of
 from potluck.runs.own_code import check_trusted, own_code, reach
 from potluck.runs.pages import write_pages
@@ -187,6 +188,25 @@ def test_a_link_that_appears_later_is_not_followed_either(
     monkeypatch.setattr(where, swap if moment == "build" else lambda run: real(swap(run)))
     with pytest.raises(PotluckError, match=r"is a link, which is not followed|clients-\d+\S+ cannot be read"):
         resume(folder)
+    assert content(elsewhere) == before
+
+
+@pytest.mark.parametrize("name", ["about.json", "SHA256SUMS", "client-1.safetensors"])
+def test_a_link_among_models_that_are_being_written_is_not_followed(
+    tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    before, save = content(elsewhere), safetensors.torch.save_file
+
+    def planted(tensors: Any, path: Path) -> None:
+        if path.name == "client-0.safetensors":
+            path.with_name(name).symlink_to(next(one for one in elsewhere.rglob("*") if one.is_file()))
+        save(tensors, path)
+
+    monkeypatch.setattr(safetensors.torch, "save_file", planted)
+    about = {"files": {"0": "client-0.safetensors", "1": "client-1.safetensors"}}
+    states = [(file, {"after_aggregation": {"w": torch.ones(2)}}) for file in about["files"].values()]
+    with contextlib.suppress(RunError):
+        write_models(tmp_path / "models" / "round-000003", states, about, "{}")
     assert content(elsewhere) == before
 
 

@@ -55,10 +55,8 @@ class _OneSentence(ModelMetaclass):
             raise ConfigError(one_sentence(error, cls)) from error  # type: ignore[arg-type]
 
 
-class Settings(BaseModel, metaclass=_OneSentence):
-    """A block of settings: frozen, without unknown keys or infinite numbers."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False)
+class Strict(BaseModel):
+    """A block of values in which no truth value counts as a number."""
 
     @field_validator("*", mode="before")
     @classmethod
@@ -71,6 +69,12 @@ class Settings(BaseModel, metaclass=_OneSentence):
         if bool not in kinds and (int in kinds or float in kinds):
             raise ValueError("must be a number")
         return value
+
+
+class Settings(Strict, metaclass=_OneSentence):
+    """A block of settings: frozen, without unknown keys or infinite numbers."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False)
 
 
 Decay = Annotated[float, Field(ge=0, lt=1)]

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from potluck.core.dataset import Dataset
+from potluck.core.settings import Strict
 from potluck.data import registry
 from potluck.data.own.arrays import TaskName
 from potluck.data.own.encoding import Missing
@@ -27,7 +28,7 @@ class Normalisation(BaseModel):
     std: float | tuple[float, ...]
 
 
-class FileOptions(BaseModel):
+class FileOptions(Strict):
     """The keys of `data: {name: files, …}`; see `from_files`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Any, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from potluck.core.dataset import Dataset, Owners
 from potluck.core.rng import Rng
+from potluck.core.settings import Strict
 from potluck.data.partition import Fraction, Rows, check_shares, cut_client
 from potluck.errors import DataError, nearest
 
 
-class NaturalConfig(BaseModel):
+class NaturalConfig(Strict):
     """Every client has the rows it brought: `{kind: natural}`, or by a column, `{kind: natural, by: hospital}`.
 
     A client's own validation and test rows stay what they are; where it brings none, a share of its training rows

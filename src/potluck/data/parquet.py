@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import logging
+import math
 import os
 import re
 import secrets
@@ -34,7 +35,7 @@ FOLDER_VARIABLE = "POTLUCK_DATA"
 LIMIT_VARIABLE = "POTLUCK_DATA_LIMIT"  # bytes that one Parquet file may take in memory
 HUB_PATIENCE = 8.0  # seconds in which the hub must say something
 _LIMIT = 8 * 2**30
-_FEW_ROWS = 100
+_FEW_ROWS, _SOME_ROWS = 100, 1_000  # whose texts are counted together
 _LAYOUTS = (
     "{split}-*.parquet",
     "data/{split}-*.parquet",
@@ -73,17 +74,21 @@ class Location:
 
 @dataclass(frozen=True)
 class File:
-    """One Parquet file with its size and time; a changed file is a different `File`."""
+    """One Parquet file with its size and times; a changed file is a different `File`.
+
+    The time of its content can be set back, as copying programs do. That of its entry in the file system cannot.
+    """
 
     path: Path
     size: int
     changed: int
+    entered: int
 
     @classmethod
     def at(cls, path: Path) -> File:
         """The file at `path` as it is now."""
         status = path.stat()
-        return cls(path.resolve(), status.st_size, status.st_mtime_ns)
+        return cls(path.resolve(), status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 Files = tuple[File, ...]
@@ -200,9 +205,10 @@ def read_class_names(files: Files, names: Sequence[str], classes: int) -> tuple[
     """The class names from the hub's feature metadata, or the class numbers if there are none."""
     numbers = tuple(str(label) for label in range(classes))
     for name in names:
-        stored = tuple(_features(files[0].path).get(name, {}).get("names", ()))
-        if len(stored) == classes:
-            return tuple(str(value) for value in stored)
+        feature = _features(files[0].path).get(name)
+        stored = feature.get("names") if isinstance(feature, dict) else None
+        if isinstance(stored, list) and len(stored) == classes:
+            return tuple(map(str, stored))
     return numbers
 
 
@@ -210,7 +216,7 @@ def _features(path: Path) -> dict[str, Any]:
     metadata = _open(path).schema_arrow.metadata or {}
     try:
         features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return {}
     return features if isinstance(features, dict) else {}
 
@@ -242,6 +248,7 @@ def read_images(files: Files, names: tuple[str, ...], shape: tuple[int, int, int
     if images is None:
         for file in files:
             check_size(file.path, names)
+        check_room(files[0].path.parent, rows * math.prod(shape), rows)
         images = _decode(files, names, rows, shape)
         if kept is not None and rows >= _WORTH_KEEPING:
             _keep(kept, images)
@@ -257,9 +264,12 @@ def _decode(files: Files, names: Sequence[str], rows: int, shape: tuple[int, int
         raise DataError(
             f"{files[0].path.parent} has {rows:,} images, more than memory can hold; use a machine with more"
         ) from error
-    row = 0
+    row = end = 0
     for file in files:
+        end += _open(file.path).metadata.num_rows
         for position, content in enumerate(_image_bytes(file.path, names)):
+            if row == end:
+                raise _miscounted(file.path)
             try:
                 images[row] = _decode_one(content, shape)
             except _BROKEN_IMAGE as error:
@@ -268,7 +278,13 @@ def _decode(files: Files, names: Sequence[str], rows: int, shape: tuple[int, int
                     f"{shape[1]}x{shape[2]} pixels ({error}): fetch the file again"
                 ) from error
             row += 1
+        if row < end:
+            raise _miscounted(file.path)
     return images
+
+
+def _miscounted(path: Path) -> DataError:
+    return DataError(f"{path} has another number of rows than its head says: fetch the file again")
 
 
 def _decode_one(content: bytes, shape: tuple[int, int, int]) -> np.ndarray:
@@ -332,10 +348,15 @@ def check_size(path: Path, columns: Sequence[str] | None = None) -> None:
     needed = max(sum(group.total_byte_size for group in groups), 8 * cells, 8 * values)
     if needed <= limit:
         needed = _unpacked(path, columns, limit)
-    if needed > limit:
+    check_room(path, needed, metadata.num_rows)
+
+
+def check_room(path: Path, needed: int, rows: int) -> None:
+    """Refuse data that would take more bytes of memory than they may."""
+    if needed > (limit := size_limit()):
         raise TooLargeError(
-            f"{path} would take {needed / 2**30:,.1f} GiB or more in memory ({metadata.num_rows:,} rows), the "
-            f"limit is {limit / 2**30:,.1f} GiB; if that is right, set {LIMIT_VARIABLE} to more bytes"
+            f"{path} would take {needed / 2**30:,.1f} GiB or more in memory ({rows:,} rows), the limit is "
+            f"{limit / 2**30:,.1f} GiB; if that is right, set {LIMIT_VARIABLE} to more bytes"
         )
 
 
@@ -350,10 +371,10 @@ def size_limit() -> int:
 def _unpacked(path: Path, columns: Sequence[str] | None, limit: int) -> int:
     """The bytes of all texts in a file; counting ends beyond `limit`.
 
-    A text that stands in many rows is in the file once, and its head says nothing of that. So the texts are read as
-    the file has them, by number, and counted before any is copied.
+    A text that stands in many rows is in the file once, and its head says nothing of that, or says what is not so.
+    So the texts are read as the file has them, by number, and counted before any is copied.
     """
-    texts = _repeated_texts(path, columns)
+    texts = _texts(path, columns)
     total = 0
     try:
         for batch in _numbered(path, texts) if texts else ():
@@ -370,32 +391,25 @@ def _numbered(path: Path, texts: list[str]) -> Iterator[pa.RecordBatch]:
     file = pq.ParquetFile(path, memory_map=True, read_dictionary=texts)
     for group in range(file.metadata.num_row_groups):
         try:
-            yield from file.iter_batches(row_groups=[group], columns=texts)
+            yield from file.iter_batches(_SOME_ROWS, row_groups=[group], columns=texts)
         except pa.ArrowNotImplementedError:
             yield from _open(path).iter_batches(_FEW_ROWS, row_groups=[group], columns=texts)
 
 
-def _repeated_texts(path: Path, columns: Sequence[str] | None) -> list[str]:
-    """The columns of texts or bytes in which equal values may be stored once."""
-    metadata = _open(path).metadata
-    chunks = (
-        metadata.row_group(group).column(place)
-        for group in range(metadata.num_row_groups)
-        for place in range(metadata.num_columns)
-    )
-    found = {
-        chunk.path_in_schema: None
-        for chunk in chunks
-        if chunk.physical_type == "BYTE_ARRAY" and any("DICTIONARY" in one for one in chunk.encodings)
-    }
-    return [one for one in found if columns is None or one.partition(".")[0] in columns]
+def _texts(path: Path, columns: Sequence[str] | None) -> list[str]:
+    """The columns of texts or bytes, of any length."""
+    schema = _open(path).schema
+    found = [schema.column(place) for place in range(len(schema))]
+    names = [one.path for one in found if one.physical_type == "BYTE_ARRAY"]
+    return [one for one in names if columns is None or one.partition(".")[0] in columns]
 
 
 def _bytes_of(values: pa.Array) -> int:
     """The bytes of the texts in an array, each counted as often as it stands there."""
     if pa.types.is_dictionary(values.type):
-        lengths = pc.binary_length(values.dictionary).cast(pa.int64())
-        return pc.sum(lengths.take(values.indices)).as_py() or 0
+        found = pc.value_counts(values.indices.drop_null())  # few of what a long dictionary has
+        lengths = pc.binary_length(values.dictionary.take(found.field("values"))).cast(pa.int64())
+        return pc.sum(pc.multiply(lengths, found.field("counts"))).as_py() or 0
     if pa.types.is_struct(values.type):
         return sum(map(_bytes_of, values.flatten()))
     if pa.types.is_map(values.type):
@@ -416,7 +430,8 @@ def _kept_at(files: Files, shape: tuple[int, ...]) -> Path | None:
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
     except RuntimeError:
         return None
-    key = hashlib.sha256(repr([(str(f.path), f.size, f.changed) for f in files] + [shape]).encode())
+    about = [(str(one.path), one.size, one.changed, one.entered) for one in files]
+    key = hashlib.sha256(repr([*about, shape]).encode())
     return base / "potluck" / f"images-{key.hexdigest()[:24]}.npy"
 
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
+from potluck.core.settings import Strict
 from potluck.errors import DataError
 
 Kind = Literal["iid", "dirichlet", "pathological", "shards", "quantity"]
@@ -44,7 +45,7 @@ def check_shares(validation: float, test: float) -> None:
         )
 
 
-class PartitionConfig(BaseModel):
+class PartitionConfig(Strict):
     """How the rows are divided among clients.
 
     `iid`: equal parts at random. `dirichlet`: per class, shares drawn from Dirichlet(alpha) over the clients.

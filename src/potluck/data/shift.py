@@ -14,11 +14,12 @@ from typing import Any, Literal, Self, get_args
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 
 from potluck.core.dataset import Dataset
 from potluck.core.rng import Rng
+from potluck.core.settings import Strict
 from potluck.data.partition import Fraction, PartitionConfig, Source
 from potluck.errors import DataError
 
@@ -142,7 +143,7 @@ def check_shift(data: Dataset, kind: ShiftKind) -> None:
         )
 
 
-class FeatureShiftConfig(BaseModel):
+class FeatureShiftConfig(Strict):
     """A split whose clients see shifted samples: `{kind: feature_shift, clients: 8, shift: rotation}`.
 
     `values` are dealt to the clients evenly and at random (not in turn, as models are, so that a model and a value

@@ -50,6 +50,10 @@ class _Yaml(yaml.SafeLoader):
         """The value of a node."""
         if node.tag in _NUMBERS and len(node.value) > _LONGEST_NUMBER:
             raise _refused(node, f"a number of more than {_LONGEST_NUMBER} letters")
+        if node.tag in _NUMBERS and _OTHERWISE.match(node.value):
+            number = super().construct_object(node, deep)
+            problem = f"{node.value} is {number} in YAML; write that, or put quotes around a text"
+            raise _ReadOtherwise(None, None, problem, node.start_mark)
         return super().construct_object(node, deep)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
@@ -64,6 +68,10 @@ class _Yaml(yaml.SafeLoader):
 
 def _refused(node: yaml.Node, problem: str) -> yaml.YAMLError:
     return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+
+
+class _ReadOtherwise(yaml.constructor.ConstructorError):
+    """A number that YAML reads otherwise than people do."""
 
 
 _Yaml.yaml_implicit_resolvers = {
@@ -89,6 +97,8 @@ _DEEPEST = 40  # levels of an experiment file
 _LARGEST = 200_000  # values of one, those that anchors repeat counted each time
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _LONGEST_NUMBER = 1000  # letters
+# Digits that YAML reads otherwise than people do: 010 is 8, and 1:30 is 90.
+_OTHERWISE = re.compile(r"[-+]?(?:0[0-7_]*[0-7]$|[0-9_]+:)")
 _LONGEST_PLACE = 10  # digits of a position in a list
 
 
@@ -191,6 +201,8 @@ def read_override(override: str) -> tuple[str, Any]:
         raise ConfigError(f"{override!r} has no value; write one after the =, or null where none is meant")
     try:
         value = yaml.load(text, Loader=_Yaml)
+    except _ReadOtherwise as error:
+        raise ConfigError(f"{override!r}: {error.problem}") from error
     except (yaml.YAMLError, RecursionError, *_NO_VALUE) as error:
         raise ConfigError(f"the value of {override!r} is not YAML; put quotes around it") from error
     unspaced = (

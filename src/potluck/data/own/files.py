@@ -5,16 +5,18 @@ from __future__ import annotations
 import csv
 import glob
 import io
+import itertools
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from potluck.core.dataset import Dataset
 from potluck.data.own.arrays import TaskName
 from potluck.data.own.datasets import pieces_of
 from potluck.data.own.encoding import Missing
 from potluck.data.own.frames import Categories, Standardize, Table
-from potluck.data.parquet import LIMIT_VARIABLE, check_size, size_limit
+from potluck.data.parquet import LIMIT_VARIABLE, check_room, check_size, size_limit
 from potluck.data.registry import register
 from potluck.errors import DataError, check_path, first_line
 from potluck.files import SETTINGS, check_plain, in_home
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MOST_COLUMNS = 50_000
+CELL = 8  # bytes of a value in memory, at least
 Paths = str | Path | Sequence[str | Path] | Mapping[str, Any]
 
 
@@ -141,7 +144,8 @@ def read_table(path: Path) -> pd.DataFrame:
         raise DataError(
             f"{path} cannot be read ({error.strerror or first_line(error)}): check the file"
         ) from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:  # pandas says no more of a broken head
+    # pandas says no more of a broken head, and runs out of levels in one that is nested
+    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
         raise DataError(f"{path} cannot be read ({first_line(error)}): check the file") from error
 
 
@@ -161,27 +165,52 @@ def _check_columns(path: Path, columns: int) -> None:
 
 
 def _check_csv(path: Path) -> None:
-    """Refuse a file that is larger than memory may be, or has more columns than can be learned from."""
-    if path.stat().st_size > (limit := size_limit()):
+    """Refuse a file that would take more memory than it may, or has more columns than can be learned from.
+
+    What a short row lacks becomes missing values, which take memory as well.
+    """
+    size, limit = path.stat().st_size, size_limit()
+    if size > limit:
         raise DataError(
             f"{path} has more than {limit / 2**30:,.1f} GiB; if that is right, set {LIMIT_VARIABLE} to more bytes"
         )
     with path.open("rb") as file:
-        _check_columns(path, _fields(file.read(SETTINGS)))
+        fields = _fields(file.read(SETTINGS))
+        _check_columns(path, fields)
+        if CELL * fields * size > limit:
+            rows = _line_ends(file)
+            check_room(path, CELL * fields * rows, rows)
 
 
 def _fields(head: bytes) -> int:
-    """How many fields the first record of a file has, in which quoted texts may hold commas and line ends."""
+    """How many fields the first record of a file has, or the second, which may have more.
+
+    Quoted texts may hold commas and line ends.
+    """
     if len(head) == SETTINGS and b"\n" not in head:
         return SETTINGS
     try:
-        return len(next(csv.reader(io.StringIO(head.decode("latin-1"), newline="")), []))
+        records = filter(None, csv.reader(io.StringIO(head.decode("latin-1"), newline="")))
+        return max(map(len, itertools.islice(records, 2)), default=0)
     except csv.Error:  # a field that is longer than any name of a column
         return SETTINGS
 
 
+def _line_ends(file: BinaryIO) -> int:
+    """How many lines a file has at most: they may end with two letters."""
+    file.seek(0)
+    news = returns = 0
+    while piece := file.read(SETTINGS):
+        news, returns = news + piece.count(b"\n"), returns + piece.count(b"\r")
+    return max(news, returns) + 1
+
+
 def _read_csv(path: Path) -> pd.DataFrame:
-    """The table in a CSV file. pandas would rename the second of two columns with one name."""
+    """The table in a CSV file.
+
+    pandas would rename the second of two columns with one name. Where rows have more fields than the first line, it
+    would take the first ones for names of the rows, and what follows for the columns of other names.
+    """
     import pandas as pd
 
     _check_csv(path)
@@ -191,4 +220,11 @@ def _read_csv(path: Path) -> pd.DataFrame:
         raise DataError(f"{path}: two columns are called {twice[0]!r}: rename or remove one")
     if len(header) == 1 and ";" in header.iloc[0]:
         raise DataError(f"{path}: its columns are parted by semicolons: save it with commas")
-    return pd.read_csv(path)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            return pd.read_csv(path, index_col=False)
+    except pd.errors.ParserWarning as error:
+        raise DataError(
+            f"{path}: its rows have more fields than its first line names: give each column a name there"
+        ) from error

@@ -57,9 +57,11 @@ def _is_missing(value: Any) -> bool:
 
 
 def check_names(where: str, clients: Iterable[Any]) -> None:
-    """Refuse a number and a text that would become one client, such as 1 and "1"."""
+    """Refuse a blank name, and a number and a text that would become one client, such as 1 and "1"."""
     seen: dict[str, bool] = {}
     for client in clients:
+        if not str(client).strip():
+            raise DataError(f"{where}: a client is called {client!r}: give it a name that can be seen")
         if seen.setdefault(str(client), isinstance(client, str)) != isinstance(client, str):
             raise DataError(
                 f"{where}: the number {client} and the text {str(client)!r} would be one client: use one"

@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import Formatter
 
+from potluck.errors import harmless
 from potluck.report.format import shortened
 from potluck.report.measures import Measure
 from potluck.report.sheets import in_order_of_looks, row_label
@@ -160,8 +161,11 @@ def note_below(figure: Figure, text: str) -> None:
 
 
 def shorten(text: str, most: int) -> str:
-    """Text on one line, cut with an ellipsis if too long; `$` is escaped so that it is not read as a formula."""
-    return shortened(text, most).replace("$", r"\$")
+    """Text on one line, cut with an ellipsis if too long; `$` is escaped so that it is not read as a formula.
+
+    Letters that nobody sees are question marks: they turn what follows around, or end the writing of a PDF.
+    """
+    return harmless(shortened(text, most)).replace("$", r"\$")
 
 
 class _Scores(Formatter):

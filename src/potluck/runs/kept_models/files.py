@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping
@@ -23,7 +24,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from potluck.errors import RunError, first_line
-from potluck.files import WRITING, by_readers, held, read_bounded, sha256
+from potluck.files import NEW, WRITING, by_readers, held, read_bounded, sha256
 
 ABOUT = "about.json"
 SUMS = "SHA256SUMS"
@@ -93,8 +94,9 @@ def _write_files(
 
 
 def _written(path: Path, text: str) -> str:
-    """Write a file of a folder that is not whole yet; its checksum."""
-    path.write_text(text, encoding="utf-8")
+    """Write a new file of a folder that is not whole yet; its checksum. What has its name already is refused."""
+    with os.fdopen(os.open(path, NEW, 0o666), "w", encoding="utf-8") as file:
+        file.write(text)
     return sha256(path, sync=True)
 
 
