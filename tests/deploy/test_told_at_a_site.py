@@ -4,6 +4,7 @@ import json
 import re
 import time
 from dataclasses import replace
+from email.utils import formatdate
 from functools import partial
 from unittest.mock import Mock
 
@@ -326,6 +327,30 @@ def test_a_key_that_a_starting_server_does_not_know_yet_is_told_only_when_it_las
     PulseFile(pulse.path).note("activate-node", 412)
     assert "online still" in watch.reason()
     assert watch.hushed()
+
+
+def test_a_node_whose_key_was_taken_off_the_register_hears_it_at_once_and_is_not_taken_for_online(tmp_path):
+    watch, pulse = NodeWatch(tmp_path), PulseFile(tmp_path / "pulse.json")
+    pulse.note("activate-node", 200)
+    pulse.note("pull-messages", 200)
+    assert watch.stalled(1.0) == ""
+    pulse.note("pull-messages", 401)
+    assert "its key was taken off the register" in watch.reason()
+    assert not watch.hushed()
+    pulse.path.unlink()  # it is started again
+    PulseFile(pulse.path).note("activate-node", 412)
+    assert "does not know the node's key" in watch.reason()
+    assert watch.hushed()
+
+
+def test_a_node_whose_clock_was_set_is_still_one_that_the_server_had_taken_in(tmp_path):
+    watch, pulse = NodeWatch(tmp_path), PulseFile(tmp_path / "pulse.json", lambda: 1e9 + 3600)
+    pulse.note("activate-node", 200)
+    pulse.note("pull-messages", 401, formatdate(1e9, usegmt=True))
+    assert "the clock of this machine is 3,600 s ahead" in watch.reason()
+    assert not watch.hushed()
+    PulseFile(pulse.path).note("activate-node", 412)
+    assert "online still" in watch.reason()
 
 
 def test_a_site_hears_that_it_is_connected_that_the_server_has_gone_and_is_back(tmp_path):

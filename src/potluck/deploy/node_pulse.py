@@ -25,8 +25,6 @@ ANSWERED, UNAUTHORISED, REFUSED = 200, 401, 412
 AHEAD, BEHIND = 5.0, 300.0  # seconds a node's clock may be ahead of Flower's server or behind it
 STILL_ONLINE = 75.0  # seconds; a node that was killed counts as online for up to 60
 STALL = 180.0  # seconds without the end of a call; each has 30, and pauses between them at most 20
-
-
 LATEST = 1e11  # seconds since 1970: the clock of no machine shows the year 5138
 TIMES = ("skew", "since", "pulled", "working", "beat")
 
@@ -51,6 +49,16 @@ class Pulse:
     def answered(self) -> bool:
         """Whether the server took its newest call."""
         return self.status == ANSWERED
+
+    @property
+    def clock_is_off(self) -> bool:
+        """Whether this machine's clock is so far from the server's that no signature of the node is believed."""
+        return self.skew is not None and not -BEHIND < self.skew < AHEAD
+
+    @property
+    def dropped(self) -> bool:
+        """Whether the server had taken the node in, and does not believe it any more."""
+        return self.status == UNAUTHORISED and self.since is not None
 
     @classmethod
     def read(cls, path: Path) -> Pulse:
@@ -152,8 +160,7 @@ def trouble(pulse: Pulse, known: bool, refused_for: float) -> str:
 
     `known` is whether it has taken this node before, `refused_for` for how many seconds it has refused it now.
     """
-    off = pulse.skew is not None and not -BEHIND < pulse.skew < AHEAD
-    if pulse.status == UNAUTHORISED and off:
+    if pulse.status == UNAUTHORISED and pulse.clock_is_off:
         assert pulse.skew is not None
         way = "ahead of" if pulse.skew > 0 else "behind"
         return (

@@ -85,12 +85,16 @@ class NodeWatch:
     def __init__(self, flower: Path) -> None:
         self.pulse, self.mark = flower / PULSE, flower / "taken-in"  # the mark: a server has taken this node
         self._refused_at: float | None = None
+        self._dropped = False  # the server has taken this node's key off its register, or this clock was set
         self._seen, self._seen_at = Pulse(), -math.inf  # the last pulse, and when it was new by our own clock
 
     def reason(self) -> str:
         """Why the server refuses the node; empty where that is not why it ended."""
         pulse = Pulse.read(self.pulse)
-        if pulse.since is not None:
+        self._dropped = pulse.dropped
+        if pulse.dropped and not pulse.clock_is_off:
+            self._forget()
+        elif pulse.since is not None:
             self._remember()
         if pulse.status not in (UNAUTHORISED, REFUSED):
             self._refused_at = None
@@ -99,8 +103,13 @@ class NodeWatch:
         return trouble(pulse, self.mark.exists(), time.monotonic() - self._refused_at)
 
     def hushed(self) -> bool:
-        """Whether the node is refused, and not for long: a server that is just starting soon knows its key."""
-        return self._refused_at is not None and time.monotonic() - self._refused_at < LASTS
+        """Whether the node is refused, and not for long: a server that is just starting soon knows its key.
+
+        That a node was dropped which had been taken in is told at once.
+        """
+        if self._refused_at is None or self._dropped:
+            return False
+        return time.monotonic() - self._refused_at < LASTS
 
     def stalled(self, lived: float) -> str:
         """A sentence if no call has ended for long, whoever sets the clock meanwhile.
@@ -122,6 +131,11 @@ class NodeWatch:
         if not self.mark.exists():
             with contextlib.suppress(OSError):
                 self.mark.touch()
+
+    def _forget(self) -> None:
+        """The server knows the key no more: its refusals do not mean that the node is online still."""
+        with contextlib.suppress(OSError):
+            self.mark.unlink(missing_ok=True)
 
 
 class Connection:
