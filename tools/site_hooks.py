@@ -47,12 +47,12 @@ FEW = 3  # lines of a text whose formulas only look like columns
 BETWEEN = re.compile(r"(?<=>)[^<]+(?=<)")  # the text between two tags
 TABLE = re.compile(r"<table>\s*<thead>(.*?)</thead>(.*?)</table>", re.DOTALL)
 CELL = re.compile(r"<t([hd])( [^>]*)?>(.*?)</t\1>", re.DOTALL)
-NAME = re.compile(r"(?<=>)[\w.]+(?:-[\w.]+)+(?=[,<])")  # `LG-FedAvg`, `mix-large`: a cell, or its first word
+NAME = re.compile(r"(?<=[>(])[\w.]+(?:-[\w.]+)+(?=[,<)])")  # `LG-FedAvg`, `(mix-large)`: of a cell
 PICTURE = re.compile(r'<p>(<img alt="[^"]*" src="([^"]+\.png)" */?>)</p>')
 DRAWN = "─│┌╭"  # boxes that are drawn with signs do not wrap
 PRINTED = re.compile(r"^[^$\n].*\S {2,}\S", re.MULTILINE)  # nor do columns, of tables that a command prints
 # a browser may end a line after any hyphen of `--methods`, any slash of `runs/first`, and before `…`
-BREAKABLE = re.compile(r"\S*[-/]\S*(?: …\S*)?|\S+ …\S*")
+BREAKABLE = re.compile(r"\S*[-/]\S*(?: …\S*)?|\S+ …\S*|…\S+")
 SINGLE = re.compile(
     r'(\(?)(<code><span class="word">[^ ]*</span></code>)([.,;:)]*)'
 )  # and what stands beside it

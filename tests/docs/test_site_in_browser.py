@@ -99,8 +99,9 @@ def test_a_table_of_yes_and_no_stays_a_table_on_a_phone(site: Path, browser: Chr
     assert browser.says(WIDE)["scrolling"] == []
 
 
-def test_the_button_that_copies_hides_no_code(site: Path, browser: Chromium) -> None:
-    browser.open((site / "comparing.html").as_uri(), 1440)
+@pytest.mark.parametrize(("page", "width"), [("comparing.html", 1440), ("how_to/real_sites.html", 768)])
+def test_the_button_that_copies_hides_no_code(site: Path, browser: Chromium, page: str, width: int) -> None:
+    browser.open((site / page).as_uri(), width)
     covered = """[...document.querySelectorAll(".wraps")].filter(block => {
       const button = block.querySelector(".md-code__button").getBoundingClientRect();
       const line = document.createRange(), texts = document.createTreeWalker(block, NodeFilter.SHOW_TEXT);

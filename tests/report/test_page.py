@@ -359,6 +359,12 @@ def test_odd_runs_have_a_page(tmp_path, changes, says):
     assert says in text
 
 
+@pytest.mark.parametrize(("clients", "rounds", "band"), [(3, 3, True), (1, 3, False), (3, 1, False)])
+def test_a_band_is_named_where_there_is_one(tmp_path, clients, rounds, band):
+    folder = make_run(tmp_path / "run", clients=clients, rounds=rounds)
+    assert ("The band is" in " ".join(check(page.write_report(folder)).text)) == band
+
+
 def test_a_run_of_failures_alone_has_a_page(tmp_path):
     folder = make_run(tmp_path / "run", evaluated=False)
     failures = {"0": 3, EVIL: 2}

@@ -34,4 +34,9 @@ def test_many_classes_have_narrow_rows_and_some_names():
     chart = split_chart([[1] * 80], ["a"], [f"class number {place}" for place in range(80)], None)
     assert chart.tall == 480
     assert len(chart.classes) == 27
-    assert all(len(name) <= 14 for _, name in chart.classes)
+    assert all(len(name) <= 15 for _, name in chart.classes)
+
+
+def test_negative_numbers_in_names_have_the_sign_of_minus():
+    chart = split_chart([[1, 1, 1]], ["0"], ["below -2.5", "from -.5", "grade-3"], None)
+    assert [name for _, name in chart.classes] == ["below −2.5", "from −.5", "grade-3"]

@@ -13,10 +13,10 @@ ClientId = str
 
 @dataclass(frozen=True)
 class Card:
-    """Samples and task, and the further fields the method asked for.
+    """What a client says of itself: samples and task, and the further fields that the method asks for.
 
-    `extra` holds those by name; they are read like attributes: `card.width`. `potluck.core.card_fields` has the
-    table of all fields.
+    `extra` holds the further fields by name; they are read like attributes: `card.width`.
+    `potluck.core.card_fields` has the table of all fields.
     """
 
     client: ClientId

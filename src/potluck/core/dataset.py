@@ -111,7 +111,7 @@ class Dataset:
 
     @property
     def filled(self) -> tuple[int, ...]:
-        """Vectors: columns whose missing values (NaN) each client fills by its training rows."""
+        """Vectors: columns whose missing values (NaN) each client fills from its training rows."""
         return self.encoding.filled if self.encoding is not None else ()
 
     @property

@@ -81,7 +81,11 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerSettings(Settings):
-    """The optimiser of a client or the server."""
+    """The optimiser of a client or the server.
+
+    `name` is sgd, adam or adamw. `lr` is the learning rate. sgd has `momentum` and `nesterov`, adam and adamw have
+    `betas`, and all have `weight_decay`.
+    """
 
     name: Literal["sgd", "adam", "adamw"] = Field(default="sgd", description="the optimiser")
     lr: float = Field(default=0.01, gt=0, description="learning rate")

@@ -215,7 +215,7 @@ def _found(places: tuple[Place, ...]) -> dict[str, Tensor]:
 class Report:
     """What comes with a reply: steps done, the mean of each loss term, metrics. On the device until it is read.
 
-    `errors` says of a metric that failed how it did; its value is NaN.
+    `errors` says how a metric failed; its value is then NaN.
     """
 
     steps: int = 0

@@ -51,7 +51,7 @@ class Experiment(ExperimentSettings):
 
     @classmethod
     def of_file(cls, path: Path, content: Mapping[str, Any], overrides: Sequence[Override] = ()) -> Self:
-        """The experiment of a file that was read, and perhaps looked at, before; it is not read again."""
+        """The experiment of a file whose content was read before; the file is not read again."""
         values = copy.deepcopy({key: value for key, value in content.items() if key not in SEVERAL})
         for override in as_overrides(overrides):
             _refuse_several(override)

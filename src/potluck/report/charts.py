@@ -230,7 +230,7 @@ def against_truth(true: Floats, predicted: Floats, name: str) -> Chart:
     dots = dots_of(places_in(true[chosen], predicted[chosen], box))
     up = score_ticks(box, PLAIN)
     across = [(100 - place, text) for place, text in up]
-    key = [("c0 d0", "", f"{name}, as predicted for a sample"), (REFERENCE, "", "predicted = true")]
+    key = [("c0 d0 dot", "", f"{name}: a sample, as predicted"), (REFERENCE, "", "predicted = true")]
     lines = [Line(REFERENCE, f"M0 {UP}L{ACROSS} 0"), Line("c0 d0", "", dots=dots)]
     return Chart(f"Predicted over true values: {name}", lines, across, up, "true value", key)
 

@@ -177,15 +177,18 @@ def _subtitle(run: _Run) -> str:
     kind = partition.get("kind") if isinstance(partition, Mapping) else partition
     clients = run.summary.get("clients") or total_of(run.split)
     seed = run.summary.get("seed")
-    parts = [
-        str(run.config.get("name") or run.folder.name),
+    facts = [
         counted(clients, "client") if isinstance(clients, int) and clients else "",
         f"{kind} split" if kind else "",
         counted(run.summary["rounds"], "round") if run.summary.get("rounds") else "",
-        f"seed\N{NO-BREAK SPACE}{seed}" if isinstance(seed, int) else "",
+        f"seed {seed}" if isinstance(seed, int) else "",
+    ]
+    parts = [
+        str(run.config.get("name") or run.folder.name),
+        *(fact.replace(" ", "\N{NO-BREAK SPACE}") for fact in facts),
         str(run.contract.get("citation") or ""),
     ]
-    return " · ".join(part for part in parts if part)
+    return "\N{NO-BREAK SPACE}· ".join(part for part in parts if part)
 
 
 def _cards(run: _Run) -> list[tuple[str, str, str]]:
@@ -196,7 +199,12 @@ def _cards(run: _Run) -> list[tuple[str, str, str]]:
         name, show = run.measure.name, run.measure.full
         label = f"{name if name.startswith('mean') else f'mean {name}'}, {how(accuracy)}"
         spread, tenth = show(accuracy.get("std_over_clients")), show(accuracy.get("worst_tenth"))
-        cards.append((label, show(accuracy["last"]), f"± {spread} over clients; worst tenth {tenth}"))
+        over = (
+            f"± {spread} over clients; worst tenth {tenth}"
+            if run.summary.get("clients") != 1
+            else "one client"
+        )
+        cards.append((label, show(accuracy["last"]), over))
     if held_out := accuracy.get("held_out"):
         never = f"{count(held_out['clients'])} that never trained"
         cards.append(("held-out clients", run.measure.full(held_out["last"]), never))
@@ -302,7 +310,8 @@ def _curves(run: _Run) -> _Part:
     data = "the common test data" if common else "each client's own test data"
     band = f", {_name(run.key)}" if len(keys) > 1 else ""
     mean = f"Mean over clients of the {run.measure.name} on {data}."
-    lead = f"{mean} The band is one standard deviation over clients{band}."
+    has_band = curves[0].rounds.size > 1 and len(run.metrics.series[run.key].names) > 1
+    lead = f"{mean} The band is one standard deviation over clients{band}." if has_band else mean
     chart = over_rounds(curves, run.measure, f"{capital(run.measure.name)} over rounds")
     return {"chart": chart, "lead": lead} if chart else None
 

@@ -602,7 +602,10 @@ def clients_sheet(comparison: Comparison) -> Sheet | None:
 
 def _each(methods: Sequence[Mapping[str, Any]]) -> str:
     """The moment and the mode of every column of a table that has a column per method."""
-    told = [f"{method_label(one['method'])} {how(one)}" for one in methods if one.get("mode")]
+    known = [one for one in methods if one.get("mode")]
+    if len(known) > 1 and len({how(one) for one in known}) == 1:
+        return f" Measured {how(known[0])}."
+    told = [f"{method_label(one['method'])} {how(one)}" for one in known]
     return f" Measured: {'; '.join(told)}." if told else ""
 
 

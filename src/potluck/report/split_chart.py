@@ -7,6 +7,7 @@ that bubbles stay round.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ ROW, TALL, NARROW = (
     6,
 )  # pixels: a row, the height from which rows become narrower, and the least of a row
 COLUMN = 36  # pixels of a column at most, where the names below need no more
+MINUS = re.compile(r"(?<![\w-])-(?=\.?\d)")  # of a number
 ON_A_PHONE = 36  # characters that fit below the columns
 
 Counts = npt.NDArray[np.int64]
@@ -120,9 +122,14 @@ def _classes(names: Sequence[str], tall: int) -> list[Tick]:
     """Names beside their rows, as many as have room."""
     step = -(-16 * len(names) // tall) if tall else 1
     return [
-        (percent_of(place + 0.5, 0, len(names)), shortened(names[place], 14))
+        (percent_of(place + 0.5, 0, len(names)), shortened(_signed(names[place]), 15))
         for place in range(0, len(names), step)
     ]
+
+
+def _signed(name: str) -> str:
+    """A name with the sign of minus before its numbers: `from −2.16`."""
+    return MINUS.sub("\N{MINUS SIGN}", name)
 
 
 def round_numbers(largest: int) -> list[int]:

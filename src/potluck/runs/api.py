@@ -236,10 +236,11 @@ def resume(
 
     `rounds` extends it, also when it is finished: the logs are then those of a run that had as many rounds from the
     start. A run that was made from Python with one's own models or data needs the same `experiment` again; any
-    other goes on with what its folder says, with `overrides` applied. What would change a number is refused by
-    name; where the work is done may change, and is written down. `trust` lets a folder of somebody else run the
-    code it names. `from_round` goes back to the checkpoint of an earlier round, of which the last three are kept;
-    0 is the start. The rounds after it are trained again. `watcher`, `observers` and `progress` as in `run`.
+    other goes on with what its folder says, with `overrides` applied. A setting that would change a number is
+    refused and named; where the work is done may change, and the folder records it. `trust` lets a folder of
+    somebody else run the code it names. `from_round` goes back to the checkpoint of an earlier round, of which the
+    last three are kept; 0 is the start. The rounds after it are trained again. `watcher`, `observers` and
+    `progress` as in `run`.
 
     A run of a comparison gets more rounds by `potluck.compare`, which extends all of its runs.
     """

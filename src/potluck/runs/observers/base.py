@@ -88,7 +88,7 @@ class Observer:
         """A run starts, or goes on after `done` rounds."""
 
     def recall(self, found: Examined) -> None:
-        """Clients were measured in a round before the run goes on; told after `begin`, for every such moment."""
+        """An earlier evaluation of a run that is resumed; told after `begin`, one call for each."""
 
     def examined(self, found: Examined) -> None:
         """Clients were measured at one moment of a round; told once the round is over, before `round`."""
@@ -107,7 +107,8 @@ class Observer:
         """The run is complete: summary and report are written."""
 
 
-Watcher = Observer  # the name it had when a run took only one
+Watcher = Observer
+"""The former name of `Observer`, from when a run took only one."""
 
 
 class Observers(Observer):

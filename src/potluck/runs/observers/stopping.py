@@ -50,7 +50,7 @@ class EarlyStopping(Observer):
         self._forget()
 
     def check(self, evaluate: EvaluateSettings, federation: Federation) -> None:
-        """Refuse to watch what the clients of a run are not measured by, before it begins."""
+        """Refuse a metric, moment or mode that the run does not measure, before it begins."""
         population, known = federation.population, measured_by(federation)
         modes = chosen_modes(evaluate, federation.method.modes)
         if evaluate.when and self.moment not in evaluate.when:
@@ -145,7 +145,7 @@ def _other_metric(metric: str, known: Iterable[str]) -> str:
 
 
 class TimeLimit(Observer):
-    """Ends a run before the round that would take it past a limit, if that takes as long as the one before.
+    """Ends a run before a round that would pass a limit of time if it took as long as the round before it.
 
     The limit is a number of seconds or a text such as "90m", "2h" or "1h30m". It counts from the start of this run
     or resume, and at least one round is trained. `potluck resume` continues.

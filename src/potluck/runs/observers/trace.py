@@ -50,12 +50,12 @@ class RoundTrace(Observer):
         self._trace: dict[str, Any] | None = None
 
     def begin(self, name: str, method: str, rounds: int, done: int) -> None:
-        """Start at once if the first round to be played is the one."""
+        """Start at once if the first round to be played is the one to trace."""
         if done + 1 == self.wanted:
             self._start()
 
     def round(self, end: RoundEnd) -> None:
-        """Start after the round before, and stop after the round."""
+        """Start after the round before the one to trace, and stop after that one."""
         if end.round + 1 == self.wanted:
             self._start()
         elif end.round == self.wanted and self._profile is not None:

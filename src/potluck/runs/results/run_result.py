@@ -81,7 +81,7 @@ class RunResult:
 
     @property
     def advice(self) -> list[str]:
-        """What the user should have known before the first round, a sentence each."""
+        """The advice that was given before the first round, a sentence each."""
         return list(self.summary.get("advice", ()))
 
     @property
@@ -129,8 +129,9 @@ class RunResult:
 
     @shown_from(METRICS)
     def check_log(self) -> None:
-        """Refuse a log that lost or got lines, or is not that of the last checkpoint; and a summary or a split of
-        another.
+        """Refuse a log that lost or gained lines or does not belong to the last checkpoint.
+
+        A summary or a split of another run is refused, too.
         """
         log = self.folder / METRICS
         run_frames.check_whole(log, run_frames.read_lines(log, self._last_round), self.summary["accuracy"])
