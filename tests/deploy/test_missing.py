@@ -155,7 +155,7 @@ def test_who_is_back_after_one_lapse_takes_part_again(tmp_path):
     told = Told()
     link = silent(tmp_path, lambda order, link: order.stamp.round == 2, 5, told=told)
     assert [one for one in told.notices if "goes on without client 1" in one] == [
-        "round 2 goes on without client 1: client 1: no answer within 600 s"
+        "round 2 goes on without client 1: no answer within 600 s"
     ]
     assert sum(link.cost.values()) == DEADLINE
 

@@ -150,6 +150,4 @@ def test_an_enlarged_update_is_refused_by_its_norm(tmp_path, max_norm, refused):
     )
     told = [notice for notice in notices if "(training.max_norm)" in notice]
     assert bool(told) == refused
-    assert all(
-        "goes on without client 1: client 1, step train: the norm of 'model' is" in one for one in told
-    )
+    assert all("goes on without client 1, step train: the norm of 'model' is" in one for one in told)

@@ -179,9 +179,7 @@ def test_a_restart_goes_on_with_the_quorum_and_knows_who_is_away(tmp_path):
     link.away = {"1"}
     told = Told()
     serve(link, tmp_path / "run", experiment, told)
-    assert any(
-        one.startswith("round 2 goes on without client 1: client 1: it is not") for one in told.notices
-    )
+    assert any(one.startswith("round 2 goes on without client 1: it is not") for one in told.notices)
     away = {("1", 2), ("1", 3)}
     measured = [one for one in sites.log(tmp_path / "run") if "missing" not in one]
     expected = sites.serial(FEDMRL, tmp_path / "serial", away=away, **training(3, quorum=0.5))

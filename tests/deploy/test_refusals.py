@@ -99,7 +99,7 @@ def test_wrong_uploads_are_refused_and_the_others_go_on(federation):
     sentences = ["has shape", "is not finite", "tensor 'spy' is not declared", "its reply has more than the"]
     for round_, sentence in enumerate(sentences, start=1):
         (line,) = [line for line in told.splitlines() if f"round {round_} goes on without" in line]
-        assert f"round {round_} goes on without client 1: client 1" in line
+        assert f"round {round_} goes on without client 1" in line
         assert sentence in line
     away = {("1", round_) for round_ in range(1, len(faults) + 1)}
     assert sites.log(federation.run) == sites.serial(METHOD, folder / "serial", away, rounds=len(faults))
@@ -146,7 +146,7 @@ def test_a_server_that_asks_for_more_than_was_pinned_is_refused_at_the_site(fede
     sentences = ["fedmrl has no step 'spy'", "which this site has not agreed to", "an order has 16,"]
     for round_, sentence in enumerate(sentences, start=2):
         (line,) = [line for line in served.splitlines() if f"round {round_} goes on without" in line]
-        assert f"round {round_} goes on without client 1: client 1: " in line
+        assert f"round {round_} goes on without client 1: " in line
         assert sentence in line
         assert f"refused: {line.partition('client 1: client 1: ')[2]}" in worker
     away = {("1", 2), ("1", 3), ("1", 4)}

@@ -49,7 +49,7 @@ def experiment(method, models, rounds=3, **training):
 
 
 def dropped(told, client):
-    return [one for one in told.notices if f"goes on without client {client}:" in one]
+    return [one for one in told.notices if f"goes on without client {client}" in one]
 
 
 def lie(*rounds, client="1", factor=1e38):

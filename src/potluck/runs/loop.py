@@ -26,7 +26,7 @@ from potluck.engine.factory import make_engine
 from potluck.engine.ledger import Ledger
 from potluck.engine.norms import largest_ratio
 from potluck.engine.numerics import precision, threads
-from potluck.engine.protocol import Engine
+from potluck.engine.protocol import Engine, about
 from potluck.engine.registry import RAY
 from potluck.engine.retries import Tries, Waits
 from potluck.engine.rounds import Rounds
@@ -352,7 +352,7 @@ class Run:
     def _note(self, round_: int, failures: Mapping[ClientId, str]) -> None:
         self.state.count_failures(failures)
         for client, reason in failures.items():
-            self.observers.notice(f"round {round_} goes on without client {client}: {reason}")
+            self.observers.notice(f"round {round_} goes on without {about(client, reason)}")
 
     def _round_end(self, round_: int, played: _Attempt, seconds: float) -> RoundEnd:
         """What observers hear of a round. A round without evaluation repeats the accuracy of the one before."""

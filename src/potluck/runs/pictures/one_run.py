@@ -166,7 +166,7 @@ def _traced(file: Path) -> Figure:
         if not isinstance(trace, dict) or not trace.get("lanes"):
             raise RunError(f"{file} holds no trace of a round; {AGAIN}")
         return trace_picture(
-            trace, "Pauses below 1/2000 of the round are closed. Which client a bar is of is not recorded."
+            trace, "Pauses below 1/2000 of the round are not drawn. Bars are not told apart by client."
         )
 
 
