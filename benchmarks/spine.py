@@ -30,7 +30,7 @@ from potluck.core.rng import Rng
 from potluck.data import PartitionConfig, make_split
 from potluck.experiment.schema import Experiment
 from potluck.runs.api import run
-from potluck.runs.observers import RoundEnd, Watcher
+from potluck.runs.observers import Observer, RoundEnd
 from potluck.training.fit import Workspace
 
 
@@ -40,7 +40,7 @@ def resident() -> float:
     return pages * resource.getpagesize() / 2**20
 
 
-class Clock(Watcher):
+class Clock(Observer):
     """Seconds and memory after every round."""
 
     def __init__(self) -> None:

@@ -51,7 +51,6 @@ if TYPE_CHECKING:
         RoundTrace,
         StopRun,
         TimeLimit,
-        Watcher,
     )
     from potluck.runs.open import open as open
     from potluck.runs.pictures.api import plot
@@ -108,7 +107,6 @@ _HOMES = {
         "RoundTrace",
         "StopRun",
         "TimeLimit",
-        "Watcher",
     ),
     "runs.open": ("open",),
     "runs.pictures.api": ("plot",),
@@ -174,7 +172,6 @@ __all__ = [
     "Sweep",
     "Task",
     "TimeLimit",
-    "Watcher",
     "__version__",
     "adapt",
     "average",

@@ -13,7 +13,7 @@ import potluck.deploy.engine
 from potluck.deploy import wire
 from potluck.deploy.run import open_folder
 from potluck.engine.protocol import Examination
-from potluck.runs.observers import Watcher
+from potluck.runs.observers import Observer
 
 METHODS = ("fedproto", "fedgh", "fedre", "fedavg", "fedmrl", "fedin", "fedmuscle")
 LIAR = "1"
@@ -107,7 +107,7 @@ def lied_to(method, home, lies, rounds, strangers):
     """Play rounds with a liar; how many lies of which kinds were told, all of them refused."""
     courier = Liar(home, lies, strangers, **({"model": "conv-small"} if method == "fedavg" else {}))
     courier.later = method == "fedmuscle"  # its rounds have several exchanges
-    notices, watcher, folder = [], Watcher(), home / "run"
+    notices, watcher, folder = [], Observer(), home / "run"
     watcher.notice = notices.append
     play(experiment(method, rounds), courier, open_folder(folder), watcher)
 

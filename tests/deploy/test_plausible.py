@@ -21,7 +21,7 @@ from potluck.engine.evaluation.log_lines import split_parts
 from potluck.engine.norms import LARGEST_RATIO, largest_ratio
 from potluck.engine.protocol import Answer, Examination, Failure, Request, Stamp
 from potluck.engine.settings import EngineSettings
-from potluck.runs.observers import Watcher
+from potluck.runs.observers import Observer
 
 TASK = {"kind": "classification", "classes": 10, "input": [1, 8, 8]}
 
@@ -139,7 +139,7 @@ def test_an_enlarged_update_is_refused_by_its_norm(tmp_path, max_norm, refused):
         large = {name: value * 1e6 for name, value in answer.up.items()}
         return wire.pack_reply(Answer("1", Message(large), answer.report))
 
-    courier, notices, watcher = Courier(tmp_path, model="conv-small"), [], Watcher()
+    courier, notices, watcher = Courier(tmp_path, model="conv-small"), [], Observer()
     courier.tamper, watcher.notice = enlarge, notices.append
     training = {"rounds": 1, "batch_size": 64, "optimizer": {"lr": 0.05}, "max_norm": max_norm}
     play(

@@ -41,7 +41,7 @@ from potluck.errors import ConfigError, DataError, MessageError, PotluckError, R
 from potluck.files import write_checked
 from potluck.models import build
 from potluck.runs.api import resume, run
-from potluck.runs.observers import Watcher
+from potluck.runs.observers import Observer
 
 RUN = "a1"
 OPTIONS = {
@@ -153,7 +153,7 @@ def test_a_client_whose_reply_is_lost_is_out_for_the_round_and_its_work_is_undon
         return "no answer within 60 s" if lost else None
 
     notices = []
-    watcher = Watcher()
+    watcher = Observer()
     watcher.notice = notices.append
     method, others = {"name": "fedmrl", "d1": 8}, {"rounds": 3}
     play(sites.federated(method, **others), Courier(tmp_path, lose), open_folder(tmp_path / "run"), watcher)
@@ -248,7 +248,7 @@ def test_an_upload_that_breaks_the_contract_is_refused_and_the_round_goes_on(tmp
         answer = wire.unpack_reply(data)
         return wire.pack_reply(replace(answer, up=Message(change(dict(answer.up)))))
 
-    notices, watcher, courier = [], Watcher(), Courier(tmp_path)
+    notices, watcher, courier = [], Observer(), Courier(tmp_path)
     watcher.notice, courier.tamper = notices.append, tamper
     method = {"name": "fedmrl", "d1": 8}
     play(sites.federated(method), courier, open_folder(tmp_path / "run"), watcher)
@@ -262,7 +262,7 @@ KEYS = {number: f"SHA256:{number}" for number in range(4)}
 
 
 def test_a_client_id_belongs_to_the_key_it_came_with_first(tmp_path):
-    courier, notices, watcher = Courier(tmp_path), [], Watcher()
+    courier, notices, watcher = Courier(tmp_path), [], Observer()
     courier.shown, watcher.notice = KEYS, notices.append
     folder = open_folder(tmp_path / "run")
 

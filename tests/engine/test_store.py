@@ -38,7 +38,7 @@ from potluck.errors import ConfigError, RunError
 from potluck.experiment.schema import Experiment
 from potluck.runs.api import resume, run
 from potluck.runs.loop import Interrupted
-from potluck.runs.observers import RoundEnd, Watcher
+from potluck.runs.observers import Observer, RoundEnd
 
 LENGTH = 96  # numbers in a state
 BYTES = 4 * LENGTH + 8
@@ -496,7 +496,7 @@ def assert_no_leak(folder: Path) -> None:
     assert {path.name for path in (folder / "checkpoints").iterdir()} == expected
 
 
-class Onlooker(Watcher):
+class Onlooker(Observer):
     """Notes how many files there are, and may stop the run."""
 
     def __init__(self, folder: Path, stop: int | None = None) -> None:
@@ -539,9 +539,9 @@ def test_a_stopped_run_goes_on_from_the_disk(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from potluck import Experiment
-from potluck import Watcher, run
+from potluck import Observer, run
 
-class Kill(Watcher):
+class Kill(Observer):
     def round(self, end):
         if end.round == 3:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -563,7 +563,7 @@ def test_a_killed_run_goes_on_from_the_disk(tmp_path: Path) -> None:
 
 
 def test_a_fault_leaves_the_checkpoint_and_nothing_else(tmp_path: Path) -> None:
-    class Fault(Watcher):
+    class Fault(Observer):
         def round(self, end: RoundEnd) -> None:
             if end.round == 3:
                 raise ZeroDivisionError

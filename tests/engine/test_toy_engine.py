@@ -25,7 +25,7 @@ from potluck.experiment.schema import Experiment
 from potluck.federation.builder import ClientBuilder
 from potluck.runs.api import resume, run
 from potluck.runs.loop import Interrupted
-from potluck.runs.observers import RoundEnd, Watcher
+from potluck.runs.observers import Observer, RoundEnd
 
 SETTINGS: dict[str, Any] = {
     "name": "toy",
@@ -78,7 +78,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return registry._registered
 
 
-class Listener(Watcher):
+class Listener(Observer):
     """Hears notices, and may press Ctrl-C after a round."""
 
     def __init__(self, last: int = 0) -> None:

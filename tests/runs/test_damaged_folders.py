@@ -286,7 +286,7 @@ def test_logs_that_lost_their_end_go_on_from_an_earlier_round(folder: Path, whol
 
 
 def test_a_log_that_is_taken_away_while_the_run_goes_on(tmp_path: Path) -> None:
-    class Thief(potluck.Watcher):
+    class Thief(potluck.Observer):
         def round(self, end: Any) -> None:
             if end.round == 2:
                 (tmp_path / "run/metrics.jsonl").unlink()

@@ -32,7 +32,7 @@ from potluck.errors import ConfigError, RunError
 from potluck.report.again import to_go_on, typed
 
 if TYPE_CHECKING:
-    from potluck.runs.observers import Watcher
+    from potluck.runs.observers import Observer
     from potluck.runs.results.run_result import RunResult
 
 
@@ -178,7 +178,7 @@ def _method_of(run: Path) -> str:
 def watched(
     screen: Screen,
     label: str,
-    play: Callable[[Watcher], RunResult],
+    play: Callable[[Observer], RunResult],
     every_notice: bool = False,
     log: str = "",
 ) -> None:
@@ -206,7 +206,7 @@ def watched(
 
 
 def _displayed(
-    screen: Screen, label: str, play: Callable[[Watcher], RunResult], every_notice: bool
+    screen: Screen, label: str, play: Callable[[Observer], RunResult], every_notice: bool
 ) -> RunResult:
     from potluck.runs.observers.progress import showing
 
@@ -215,7 +215,7 @@ def _displayed(
         return play(display.watch(label))
 
 
-def _lines(log: str) -> Watcher:
+def _lines(log: str) -> Observer:
     from potluck.deploy.logs import Log
     from potluck.deploy.run_notes import LogLines
 

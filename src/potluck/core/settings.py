@@ -55,26 +55,28 @@ class _OneSentence(ModelMetaclass):
             raise ConfigError(one_sentence(error, cls)) from error  # type: ignore[arg-type]
 
 
+def _is_no_truth_value(cls: type[BaseModel], value: Any, info: ValidationInfo) -> Any:
+    """Refuse true and false where a number is asked for: they would count as 1 and 0."""
+    if not isinstance(value, bool):
+        return value
+    asked = cls.model_fields[str(info.field_name)].annotation
+    kinds = [asked, *get_args(asked)]
+    if bool not in kinds and (int in kinds or float in kinds):
+        raise ValueError("must be a number")
+    return value
+
+
 class Strict(BaseModel):
     """A block of values in which no truth value counts as a number."""
 
-    @field_validator("*", mode="before")
-    @classmethod
-    def _is_no_truth_value(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse true and false where a number is asked for: they would count as 1 and 0."""
-        if not isinstance(value, bool):
-            return value
-        asked = cls.model_fields[str(info.field_name)].annotation
-        kinds = [asked, *get_args(asked)]
-        if bool not in kinds and (int in kinds or float in kinds):
-            raise ValueError("must be a number")
-        return value
+    _numbers = field_validator("*", mode="before")(classmethod(_is_no_truth_value))
 
 
-class Settings(Strict, metaclass=_OneSentence):
+class Settings(BaseModel, metaclass=_OneSentence):
     """A block of settings: frozen, without unknown keys or infinite numbers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False)
+    _numbers = field_validator("*", mode="before")(classmethod(_is_no_truth_value))
 
 
 Decay = Annotated[float, Field(ge=0, lt=1)]

@@ -24,7 +24,7 @@ from potluck.live.page import shown
 from potluck.live.prometheus import exposed
 from potluck.live.snapshot import Follower, Watch
 from potluck.live.status_file import about_here
-from potluck.runs.observers import Watcher
+from potluck.runs.observers import Observer
 from potluck.runs.results.run_result import RunResult
 
 
@@ -33,7 +33,7 @@ def serve(
     folder: Path,
     address: str,
     security: Security,
-    watcher: Watcher,
+    watcher: Observer,
     exclude: Sequence[ClientId] = (),
     include: Sequence[ClientId] = (),
     prometheus: int | None = None,
@@ -100,7 +100,7 @@ def starting_board(experiment: Experiment) -> Board:
     return board
 
 
-def key_folder(experiment: Experiment, security: Security, watcher: Watcher) -> KeyFolder | None:
+def key_folder(experiment: Experiment, security: Security, watcher: Observer) -> KeyFolder | None:
     """The folder of the clients' keys, if there is one."""
     if security.client_keys is None:
         return None

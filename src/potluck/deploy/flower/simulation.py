@@ -39,7 +39,7 @@ from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
 from potluck.files import read_json, write_json
 from potluck.runs.folder import RunFolder
-from potluck.runs.observers import Watcher
+from potluck.runs.observers import Observer
 from potluck.runs.results.run_result import RunResult
 from potluck.version import __version__
 
@@ -86,7 +86,7 @@ def ready(experiment: Experiment) -> Experiment:
 
 
 def simulate(
-    experiment: Experiment, folder: RunFolder, federation: Federation, watcher: Watcher, fresh: bool = True
+    experiment: Experiment, folder: RunFolder, federation: Federation, watcher: Observer, fresh: bool = True
 ) -> RunResult:
     """Play a run, or continue it; its folder exists already."""
     experiment = experiment.variant(checkpoint={"every": 0})
@@ -118,7 +118,7 @@ class Simulation:
     play = staticmethod(simulate)
 
 
-def notice_of(watcher: Watcher) -> Callable[[str], None]:
+def notice_of(watcher: Observer) -> Callable[[str], None]:
     """Pass on failures only: in a simulation it is no news that a client is here."""
     return lambda sentence: None if sentence.endswith(("is here", "is back")) else watcher.notice(sentence)
 

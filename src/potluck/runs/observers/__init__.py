@@ -1,6 +1,6 @@
 """Observers of a run: logs, checkpoints, advice, and whatever a user adds."""
 
-from potluck.runs.observers.base import Observer, Observers, RoundEnd, StopRun, Watcher
+from potluck.runs.observers.base import Observer, Observers, RoundEnd, StopRun
 from potluck.runs.observers.stopping import EarlyStopping, TimeLimit
 from potluck.runs.observers.trace import RoundTrace
 
@@ -12,5 +12,4 @@ __all__ = [
     "RoundTrace",
     "StopRun",
     "TimeLimit",
-    "Watcher",
 ]

@@ -107,10 +107,6 @@ class Observer:
         """The run is complete: summary and report are written."""
 
 
-Watcher = Observer
-"""The former name of `Observer`, from when a run took only one."""
-
-
 class Observers(Observer):
     """Several observers as one, told in order."""
 
