@@ -112,15 +112,20 @@ def test_an_order_of_another_run_in_between_does_not_hide_how_a_run_goes():
     progress.of(
         {"run": "a1", "experiment": {"name": "x", "training": {"rounds": 2}, "method": {"name": "local"}}}
     )
+    progress.begin("a1", 1, "train")
+    progress.answered("train", 1, 5, 2.0, 100, 200)
     progress.begin("b2", 9, "train")
     progress.refused("train", "it has not joined this run yet")
     progress.begin("a1", 2, "train")
     progress.answered("train", 1, 5, 2.0, 10, 20)
     now[0] = QUIET
     progress.idle()
-    assert lines[0] == "round 9: train was refused: it has not joined this run yet"
-    assert lines[1] == "round 2 of 2: train, 5 steps, 2.0 s; 20 bytes sent, 10 received"
-    assert lines[2].startswith("the run x is over: 2 rounds; ")
+    assert lines[:3] == [
+        "round 1 of 2: train, 5 steps, 2.0 s; 200 bytes sent, 100 received",
+        "round 9: train was refused: it has not joined this run yet",
+        "round 2 of 2: train, 5 steps, 2.0 s; 20 bytes sent, 10 received",
+    ]
+    assert lines[3].startswith("the run x is over: 2 rounds; with evaluations 220 bytes sent, 110 received; ")
 
 
 def test_what_a_server_calls_its_run_cannot_steer_a_terminal(tmp_path):

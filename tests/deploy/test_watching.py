@@ -21,6 +21,7 @@ from federations import below, command
 
 from potluck.cli.exits import _fail
 from potluck.core.plain_values import printable
+from potluck.deploy import guard
 from potluck.deploy.flower import join as joins
 from potluck.deploy.flower import processes, watching
 from potluck.deploy.flower.connections import Security
@@ -95,6 +96,18 @@ def test_a_guard_passes_exit_codes_on(tmp_path):
     assert absent.popen.wait(60) == 2
     assert absent.tail().endswith("No such file or directory")
     absent.end()
+
+
+def test_a_guard_for_whose_command_there_is_no_process_now_does_not_speak_of_bad_input(monkeypatch, capsys):
+    monkeypatch.setattr(guard.sys, "argv", ["guard.py", "0", "/bin/true"])
+    monkeypatch.setattr(guard.signal, "signal", lambda number, handler: None)
+    full = OSError(errno.EAGAIN, "Resource temporarily unavailable")
+    monkeypatch.setattr(guard.subprocess, "Popen", Mock(side_effect=full))
+    monkeypatch.setattr(guard.os, "_exit", sys.exit)
+    with pytest.raises(SystemExit) as ended:
+        guard.main()
+    assert ended.value.code not in (0, watching.BAD_INPUT)
+    assert "error: /bin/true: Resource temporarily unavailable" in capsys.readouterr().err
 
 
 def test_a_leftover_is_ended_before_a_new_process_starts_and_a_stranger_is_not(tmp_path):
@@ -543,6 +556,22 @@ def test_a_process_for_which_there_is_no_room_now_is_tried_again_and_that_is_tol
     ]
     assert watched.process is there
     assert ended.end.call_count == 1  # its number may be that of another process by now
+
+
+def test_a_worker_that_has_worked_is_started_again_whatever_it_lacks_now(tmp_path, monkeypatch):
+    """As room for its socket on a full disk, or its home, which `potluck prune` holds for a moment."""
+    monkeypatch.setattr(watching.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(joins, "takes_calls", lambda path: True)
+    ended = Mock(alive=False, popen=Mock(returncode=watching.BAD_INPUT), tail=lambda: "error: no room")
+    ended.name, there, notices = "the worker", Mock(alive=True), []
+    watched = Watched(Mock(side_effect=[ended, there]), ended, time.monotonic())
+    with pytest.raises(ConfigError, match=r"^no room$"):
+        watched.look(notices.append)
+    joins._await_worker(watched, tmp_path / "w", notices.append)
+    for _ in range(3):
+        watched.look(notices.append)
+    assert watched.process is there
+    assert notices == ["the worker ended: no room; it is started again"] * 2
 
 
 def test_a_process_starts_though_its_note_cannot_be_written(tmp_path):

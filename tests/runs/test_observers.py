@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-import potluck
 from helpers import StopAfter
 from potluck import Experiment, Observer, StopRun, resume, run
 from potluck.engine.evaluation.examined import Examined

@@ -47,7 +47,8 @@ def main() -> None:
         child = subprocess.Popen(words, preexec_fn=die_with_the_guard)
     except OSError as error:
         print(f"error: {words[0]}: {error.strerror}", file=sys.stderr, flush=True)
-        os._exit(2)
+        in_vain = isinstance(error, FileNotFoundError | PermissionError)
+        os._exit(2 if in_vain else 1)  # for one more process there may be room later
     threading.Thread(target=end_with_the_parent, args=(int(pipe),), daemon=True).start()
     code = child.wait()
     os._exit(code if code >= 0 else 128 - code)

@@ -33,6 +33,7 @@ class Progress:
         self.rounds: int | None = None
         self.sent = self.received = 0  # bytes of the run, evaluations included
         self._known: dict[str, tuple[str, int]] = {}  # by run, its name and how many rounds it has
+        self._moved: dict[str, tuple[int, int]] = {}  # by run, the bytes sent and received so far
         self._joined = self._over = ""  # the runs of which this was told
         self._refused = ""  # what was refused last, and why
         self._unwelcome = ""
@@ -130,9 +131,11 @@ class Progress:
     def _enter(self, run: str) -> None:
         if run != self.run:
             self._close()
+            if self.run in self._known:  # others may be any number
+                self._moved[self.run] = self.sent, self.received
             self.run, self._round = run, None
             self.name, self.rounds = self._known.get(run, (run, None))
-            self.sent = self.received = 0
+            self.sent, self.received = self._moved.get(run, (0, 0))
 
     def _close(self) -> None:
         """Say what was done in the round that has ended."""

@@ -219,6 +219,7 @@ def _await_worker(worker: Watched, path: Path, notice: Notice) -> None:
     while not takes_calls(path):
         time.sleep(PAUSE)
         worker.look(notice)
+    worker.works = True
 
 
 def _pass_on(said: Listener, notice: Notice) -> None:

@@ -30,7 +30,8 @@ class Watched:
     """A process that is restarted with growing pauses when it ends, or when it lives but no longer works.
 
     `reason` says why it ended, where more is known than its last line; while `hushed` says so, that is not told.
-    `stalled` says that it hangs.
+    `stalled` says that it hangs. One that `works` once is started again whatever it says when it ends: what it
+    lacks now, such as a place for its socket on a full disk, may come back.
     """
 
     start: Callable[[], Process]
@@ -40,6 +41,7 @@ class Watched:
     reason: Callable[[], str] = lambda: ""
     hushed: Callable[[], bool] = lambda: False
     stalled: Callable[[float], str] = lambda lived: ""
+    works: bool = False
     _down: bool = field(default=False, init=False)  # it has ended, and could not be started again so far
 
     def look(self, notice: Callable[[str], None]) -> None:
@@ -56,7 +58,7 @@ class Watched:
 
     def _end(self, hangs: str, notice: Callable[[str], None]) -> None:
         """End what is left of the process, and tell why; raises what starting it again would not help."""
-        if self.process.popen.returncode == BAD_INPUT:
+        if self.process.popen.returncode == BAD_INPUT and not self.works:
             raise ConfigError(self.process.tail().removeprefix("error: "))
         self.process.end()  # its own children may have outlived it
         why = f"hangs: {hangs}" if hangs else f"ended: {self.reason() or self._last_words()}"
@@ -76,7 +78,9 @@ class Watched:
     def _last_words(self) -> str:
         """The signal that has ended the process, which its guard tells as the shell does, or what it said last."""
         code = self.process.popen.returncode
-        return f"killed by signal {code - SIGNALLED}" if code > SIGNALLED else self.process.tail()
+        if code > SIGNALLED:
+            return f"killed by signal {code - SIGNALLED}"
+        return self.process.tail().removeprefix("error: ")
 
 
 class NodeWatch:
