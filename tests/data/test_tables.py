@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -558,3 +559,12 @@ def test_short_rows_count_as_whole_ones(
     monkeypatch.setenv("POTLUCK_DATA_LIMIT", "40000000")
     with pytest.raises(DataError, match=r"a\.csv would take 0\.0 GiB .* \(2,00\d rows\).*POTLUCK_DATA_LIMIT"):
         from_files(tmp_path / "a.csv", target="c1")
+
+
+@pytest.mark.parametrize("quote", ["", '"'])
+def test_a_long_text_in_the_first_row_is_one_field(tmp_path: Path, quote: str) -> None:
+    rows = f"61,{quote}{'word ' * 30_000}{quote},3.5\n" + "62,short,4.5\n" * 7
+    (tmp_path / "a.csv").write_text("age,note,stay\n" + rows)
+    limit = csv.field_size_limit()
+    assert from_files(tmp_path / "a.csv", target="stay", features=["age"]).x.shape == (8, 1)
+    assert csv.field_size_limit() == limit

@@ -185,15 +185,18 @@ def _check_csv(path: Path) -> None:
 def _fields(head: bytes) -> int:
     """How many fields the first record of a file has, or the second, which may have more.
 
-    Quoted texts may hold commas and line ends.
+    Quoted texts may hold commas and line ends, and be long: the limit of `csv` is for the whole process.
     """
     if len(head) == SETTINGS and b"\n" not in head:
         return SETTINGS
+    usual = csv.field_size_limit(SETTINGS)
     try:
         records = filter(None, csv.reader(io.StringIO(head.decode("latin-1"), newline="")))
         return max(map(len, itertools.islice(records, 2)), default=0)
-    except csv.Error:  # a field that is longer than any name of a column
+    except csv.Error:
         return SETTINGS
+    finally:
+        csv.field_size_limit(usual)
 
 
 def _line_ends(file: BinaryIO) -> int:
