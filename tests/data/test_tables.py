@@ -568,3 +568,31 @@ def test_a_long_text_in_the_first_row_is_one_field(tmp_path: Path, quote: str) -
     limit = csv.field_size_limit()
     assert from_files(tmp_path / "a.csv", target="stay", features=["age"]).x.shape == (8, 1)
     assert csv.field_size_limit() == limit
+
+
+@pytest.mark.parametrize("names", [("01", "1"), ("1e3", "1000"), ("0.1", ".1")])
+def test_clients_that_would_become_one_are_refused(tmp_path: Path, names: tuple[str, str]) -> None:
+    rows = [f"{row},{name},{row}.5" for row in range(8) for name in (*names, "2")]
+    (tmp_path / "a.csv").write_text("\n".join(["age,who,stay", *rows]))
+    with pytest.raises(
+        DataError, match=rf"a\.csv: '{names[0]}' and '{names[1]}' in the column 'who' are read as"
+    ):
+        from_files(tmp_path / "a.csv", target="stay", by="who")
+
+
+@pytest.mark.parametrize("end", ["", ","])
+def test_clients_with_numbers_in_one_way_are_clients(tmp_path: Path, end: str) -> None:
+    rows = [f"{row},{name},{row}.5{end}" for row in range(8) for name in ("007", " 8", "8 ", "10")]
+    (tmp_path / "a.csv").write_text("\n".join(["age,who,stay", *rows]))
+    data = from_files(tmp_path / "a.csv", target="stay", by="who")
+    assert data.owners is not None
+    assert sorted(data.owners.names) == ["10", "7", "8"]
+
+
+def test_clients_with_long_numbers_stay_apart(tmp_path: Path) -> None:
+    names = ["12345678901234567890", "12345678901234567891", "2"]
+    rows = [f"{row},{name},{row}.5" for row in range(8) for name in names]
+    (tmp_path / "a.csv").write_text("\n".join(["age,who,stay", *rows]))
+    data = from_files(tmp_path / "a.csv", target="stay", by="who")
+    assert data.owners is not None
+    assert sorted(data.owners.names) == names

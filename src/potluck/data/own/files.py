@@ -56,9 +56,13 @@ def from_files(
     found = pieces_of(_by_client(paths, Path(dir or "."), by), name)
     for _, _, where, path in found:
         check_path(where, path, DataError)
-    return asked.read(
-        [(client, part, str(path), read_table(Path(dir or ".") / path)) for client, part, _, path in found]
-    )
+    tables = []
+    for client, part, _, path in found:
+        table = read_table(Path(dir or ".") / path)
+        if by is not None:
+            _check_clients(Path(dir or ".") / path, table, by)
+        tables.append((client, part, str(path), table))
+    return asked.read(tables)
 
 
 @register("files")
@@ -147,6 +151,23 @@ def read_table(path: Path) -> pd.DataFrame:
     # pandas says no more of a broken head, and runs out of levels in one that is nested
     except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
         raise DataError(f"{path} cannot be read ({first_line(error)}): check the file") from error
+
+
+def _check_clients(path: Path, table: pd.DataFrame, by: str) -> None:
+    """Refuse names of clients in a CSV file that pandas reads as one value, such as 01 and 1."""
+    import pandas as pd
+
+    if path.suffix.lower() != ".csv" or by not in table or table[by].dtype.kind not in "biuf":
+        return
+    texts = pd.read_csv(path, usecols=[by], dtype=str, index_col=False)[by].str.strip()
+    pairs = pd.DataFrame({"value": table[by], "text": texts}).drop_duplicates().dropna()
+    odd = pairs[pairs["value"].duplicated(keep=False)]
+    if len(odd):
+        one, other = odd.loc[odd["value"] == odd["value"].iloc[0], "text"].tolist()[:2]
+        raise DataError(
+            f"{path}: {one!r} and {other!r} in the column {by!r} are read as the same value, so they would be one "
+            "client: write a client in one way, and different ones with a letter"
+        )
 
 
 def _read_parquet(path: Path) -> pd.DataFrame:
