@@ -596,3 +596,13 @@ def test_clients_with_long_numbers_stay_apart(tmp_path: Path) -> None:
     data = from_files(tmp_path / "a.csv", target="stay", by="who")
     assert data.owners is not None
     assert sorted(data.owners.names) == names
+
+
+def test_a_long_column_is_read_as_one(tmp_path: Path) -> None:
+    """pandas reads a large file in parts, in which 01 would be a number here and a text there."""
+    names, zeros = ",".join(f"c{place}" for place in range(2000)), "0," * 2000
+    rows = "".join(f"{zeros}{'01' if row < 598 else 'ward'},{row}.5\n" for row in range(600))
+    (tmp_path / "a.csv").write_text(f"{names},who,stay\n{rows}")
+    data = from_files(tmp_path / "a.csv", target="stay", by="who", features=["c0"])
+    assert data.owners is not None
+    assert sorted(data.owners.names) == ["01", "ward"]

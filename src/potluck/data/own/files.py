@@ -233,7 +233,8 @@ def _read_csv(path: Path) -> pd.DataFrame:
     """The table in a CSV file.
 
     pandas would rename the second of two columns with one name. Where rows have more fields than the first line, it
-    would take the first ones for names of the rows, and what follows for the columns of other names.
+    would take the first ones for names of the rows, and what follows for the columns of other names. It reads large
+    files in parts, and in a column with numbers in some of them and texts in others 01 would be two values.
     """
     import pandas as pd
 
@@ -247,7 +248,11 @@ def _read_csv(path: Path) -> pd.DataFrame:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)
-            return pd.read_csv(path, index_col=False)
+            warnings.simplefilter("error", pd.errors.DtypeWarning)
+            try:
+                return pd.read_csv(path, index_col=False)
+            except pd.errors.DtypeWarning:
+                return pd.read_csv(path, index_col=False, low_memory=False)
     except pd.errors.ParserWarning as error:
         raise DataError(
             f"{path}: its rows have more fields than its first line names: give each column a name there"
