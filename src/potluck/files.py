@@ -122,6 +122,14 @@ def in_home(path: Path | str) -> Path:
         ) from error
 
 
+def make_folders(path: Path, exist_ok: bool = False) -> None:
+    """Make a folder with all folders above it; more levels than Python can make are an `OSError` as well."""
+    try:
+        path.mkdir(parents=True, exist_ok=exist_ok)
+    except RecursionError as error:
+        raise OSError(errno.ENAMETOOLONG, "its path has too many levels") from error
+
+
 def check_name(folder: Path) -> None:
     """Refuse a folder whose path is no text: reports name it, and not every library can open files in it."""
     try:

@@ -478,6 +478,13 @@ def test_a_folder_that_cannot_be_written(place: Path) -> None:
     assert "cannot make the folder file" in refused("split", "small.yaml", "--png", "file/a.png")
     assert "file/all" in refused("compare", "small.yaml", "--methods", "fedavg", "--out", "file/all")
     assert "file is a file; choose another folder" in refused("compare", "small.yaml", "--out", "file")
+    deep = "d/" * 1000
+    for words in (
+        ("run", "small.yaml", "--out", f"{deep}run"),
+        ("compare", "small.yaml", "--methods", "fedavg", "--out", f"{deep}all"),
+        ("split", "small.yaml", "--png", f"{deep}a.png"),
+    ):
+        assert "its path has too many levels; choose another" in refused(*words)
     for option, name in (("csv", "x.csv"), ("latex", "x.tex"), ("pdf", "x.pdf")):
         assert f"cannot write /proc/{name}" in refused(
             "compare", "small.yaml", f"--{option}", f"/proc/{name}"

@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 import potluck
 from potluck.data import from_arrays, from_datasets
-from potluck.data.parquet import check_size
+from potluck.data.parquet import _numbered, check_size
 from potluck.data.split import from_index_file
 from potluck.errors import DataError, PotluckError
 
@@ -432,3 +432,12 @@ def test_notes_of_pandas_that_are_nested_without_end_are_named(tmp_path: Path, k
     pq.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(DataError, match=r"a\.parquet cannot be read \(maximum recursion depth.*: check the"):
         potluck.from_files(tmp_path / "a.parquet", target="y")
+
+
+def test_many_short_texts_are_counted_in_few_parts(tmp_path: Path) -> None:
+    """Each part brings all texts before it, so the time grows with the square of their number."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"a": [f"text {row}" for row in range(40_000)]}), tmp_path / "a.parquet")
+    assert len(list(_numbered(tmp_path / "a.parquet", ["a"]))) <= 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -558,3 +559,50 @@ def test_short_rows_count_as_whole_ones(
     monkeypatch.setenv("POTLUCK_DATA_LIMIT", "40000000")
     with pytest.raises(DataError, match=r"a\.csv would take 0\.0 GiB .* \(2,00\d rows\).*POTLUCK_DATA_LIMIT"):
         from_files(tmp_path / "a.csv", target="c1")
+
+
+@pytest.mark.parametrize("quote", ["", '"'])
+def test_a_long_text_in_the_first_row_is_one_field(tmp_path: Path, quote: str) -> None:
+    rows = f"61,{quote}{'word ' * 30_000}{quote},3.5\n" + "62,short,4.5\n" * 7
+    (tmp_path / "a.csv").write_text("age,note,stay\n" + rows)
+    limit = csv.field_size_limit()
+    assert from_files(tmp_path / "a.csv", target="stay", features=["age"]).x.shape == (8, 1)
+    assert csv.field_size_limit() == limit
+
+
+@pytest.mark.parametrize("names", [("01", "1"), ("1e3", "1000"), ("0.1", ".1")])
+def test_clients_that_would_become_one_are_refused(tmp_path: Path, names: tuple[str, str]) -> None:
+    rows = [f"{row},{name},{row}.5" for row in range(8) for name in (*names, "2")]
+    (tmp_path / "a.csv").write_text("\n".join(["age,who,stay", *rows]))
+    with pytest.raises(
+        DataError, match=rf"a\.csv: '{names[0]}' and '{names[1]}' in the column 'who' are read as"
+    ):
+        from_files(tmp_path / "a.csv", target="stay", by="who")
+
+
+@pytest.mark.parametrize("end", ["", ","])
+def test_clients_with_numbers_in_one_way_are_clients(tmp_path: Path, end: str) -> None:
+    rows = [f"{row},{name},{row}.5{end}" for row in range(8) for name in ("007", " 8", "8 ", "10")]
+    (tmp_path / "a.csv").write_text("\n".join(["age,who,stay", *rows]))
+    data = from_files(tmp_path / "a.csv", target="stay", by="who")
+    assert data.owners is not None
+    assert sorted(data.owners.names) == ["10", "7", "8"]
+
+
+def test_clients_with_long_numbers_stay_apart(tmp_path: Path) -> None:
+    names = ["12345678901234567890", "12345678901234567891", "2"]
+    rows = [f"{row},{name},{row}.5" for row in range(8) for name in names]
+    (tmp_path / "a.csv").write_text("\n".join(["age,who,stay", *rows]))
+    data = from_files(tmp_path / "a.csv", target="stay", by="who")
+    assert data.owners is not None
+    assert sorted(data.owners.names) == names
+
+
+def test_a_long_column_is_read_as_one(tmp_path: Path) -> None:
+    """pandas reads a large file in parts, in which 01 would be a number here and a text there."""
+    names, zeros = ",".join(f"c{place}" for place in range(2000)), "0," * 2000
+    rows = "".join(f"{zeros}{'01' if row < 598 else 'ward'},{row}.5\n" for row in range(600))
+    (tmp_path / "a.csv").write_text(f"{names},who,stay\n{rows}")
+    data = from_files(tmp_path / "a.csv", target="stay", by="who", features=["c0"])
+    assert data.owners is not None
+    assert sorted(data.owners.names) == ["01", "ward"]

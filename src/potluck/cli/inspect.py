@@ -170,14 +170,14 @@ def split(
 
 
 def _write_picture(entry: dict[str, Any], path: Path) -> Path:
-    from potluck.files import write_anew
+    from potluck.files import make_folders, write_anew
     from potluck.report.pictures.files import to_png
     from potluck.report.pictures.split import split_picture
 
     clients = entry["clients"]
     counts, ids = [client["counts"] for client in clients], [client["id"] for client in clients]
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(path.parent, exist_ok=True)
     except OSError as error:
         raise RunError(
             f"cannot make the folder {path.parent}: {error.strerror or error}; choose another place"

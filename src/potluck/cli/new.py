@@ -221,14 +221,14 @@ def _checked(name: str) -> str:
 
 def _write(files: dict[Path, str]) -> None:
     """Both files or none; nothing is overwritten."""
-    from potluck.files import write_whole
+    from potluck.files import make_folders, write_whole
 
     for path in files:
         if path.exists():
             raise RunError(f"{path} is there already; choose another name or folder, or remove it")
     for path, text in files.items():
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folders(path.parent, exist_ok=True)
         except OSError as error:
             raise RunError(
                 f"cannot make the folder {path.parent}: {error.strerror or error}; choose another place"

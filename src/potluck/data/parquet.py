@@ -35,7 +35,7 @@ FOLDER_VARIABLE = "POTLUCK_DATA"
 LIMIT_VARIABLE = "POTLUCK_DATA_LIMIT"  # bytes that one Parquet file may take in memory
 HUB_PATIENCE = 8.0  # seconds in which the hub must say something
 _LIMIT = 8 * 2**30
-_FEW_ROWS, _SOME_ROWS = 100, 1_000  # whose texts are counted together
+_FEW_ROWS, _SOME_ROWS = 100, 10_000  # whose texts are counted together
 _LAYOUTS = (
     "{split}-*.parquet",
     "data/{split}-*.parquet",

@@ -21,6 +21,7 @@ from potluck.files import (
     check_name,
     check_writable,
     clear_unfinished,
+    make_folders,
     opened,
     read_json,
     refuse_links,
@@ -97,7 +98,7 @@ class RunFolder:
         while True:
             path = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
             try:
-                path.mkdir(parents=True)
+                make_folders(path)
                 return cls(path)
             except FileExistsError as error:
                 if exact:

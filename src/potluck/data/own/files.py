@@ -56,9 +56,13 @@ def from_files(
     found = pieces_of(_by_client(paths, Path(dir or "."), by), name)
     for _, _, where, path in found:
         check_path(where, path, DataError)
-    return asked.read(
-        [(client, part, str(path), read_table(Path(dir or ".") / path)) for client, part, _, path in found]
-    )
+    tables = []
+    for client, part, _, path in found:
+        table = read_table(Path(dir or ".") / path)
+        if by is not None:
+            _check_clients(Path(dir or ".") / path, table, by)
+        tables.append((client, part, str(path), table))
+    return asked.read(tables)
 
 
 @register("files")
@@ -149,6 +153,23 @@ def read_table(path: Path) -> pd.DataFrame:
         raise DataError(f"{path} cannot be read ({first_line(error)}): check the file") from error
 
 
+def _check_clients(path: Path, table: pd.DataFrame, by: str) -> None:
+    """Refuse names of clients in a CSV file that pandas reads as one value, such as 01 and 1."""
+    import pandas as pd
+
+    if path.suffix.lower() != ".csv" or by not in table or table[by].dtype.kind not in "biuf":
+        return
+    texts = pd.read_csv(path, usecols=[by], dtype=str, index_col=False)[by].str.strip()
+    pairs = pd.DataFrame({"value": table[by], "text": texts}).drop_duplicates().dropna()
+    odd = pairs[pairs["value"].duplicated(keep=False)]
+    if len(odd):
+        one, other = odd.loc[odd["value"] == odd["value"].iloc[0], "text"].tolist()[:2]
+        raise DataError(
+            f"{path}: {one!r} and {other!r} in the column {by!r} are read as the same value, so they would be one "
+            "client: write a client in one way, and different ones with a letter"
+        )
+
+
 def _read_parquet(path: Path) -> pd.DataFrame:
     """The table in a Parquet file; its own head says how large it becomes, which a few bytes can claim."""
     import pandas as pd
@@ -185,15 +206,18 @@ def _check_csv(path: Path) -> None:
 def _fields(head: bytes) -> int:
     """How many fields the first record of a file has, or the second, which may have more.
 
-    Quoted texts may hold commas and line ends.
+    Quoted texts may hold commas and line ends, and be long: the limit of `csv` is for the whole process.
     """
     if len(head) == SETTINGS and b"\n" not in head:
         return SETTINGS
+    usual = csv.field_size_limit(SETTINGS)
     try:
         records = filter(None, csv.reader(io.StringIO(head.decode("latin-1"), newline="")))
         return max(map(len, itertools.islice(records, 2)), default=0)
-    except csv.Error:  # a field that is longer than any name of a column
+    except csv.Error:
         return SETTINGS
+    finally:
+        csv.field_size_limit(usual)
 
 
 def _line_ends(file: BinaryIO) -> int:
@@ -209,7 +233,8 @@ def _read_csv(path: Path) -> pd.DataFrame:
     """The table in a CSV file.
 
     pandas would rename the second of two columns with one name. Where rows have more fields than the first line, it
-    would take the first ones for names of the rows, and what follows for the columns of other names.
+    would take the first ones for names of the rows, and what follows for the columns of other names. It reads large
+    files in parts, and in a column with numbers in some of them and texts in others 01 would be two values.
     """
     import pandas as pd
 
@@ -223,7 +248,11 @@ def _read_csv(path: Path) -> pd.DataFrame:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)
-            return pd.read_csv(path, index_col=False)
+            warnings.simplefilter("error", pd.errors.DtypeWarning)
+            try:
+                return pd.read_csv(path, index_col=False)
+            except pd.errors.DtypeWarning:
+                return pd.read_csv(path, index_col=False, low_memory=False)
     except pd.errors.ParserWarning as error:
         raise DataError(
             f"{path}: its rows have more fields than its first line names: give each column a name there"

@@ -49,6 +49,8 @@ class Piece:
         if any(missing):
             raise DataError(f"{self.where}: row {missing.index(True)} names no client: give every row one")
         check_names(self.where, given)
+        if values.dtype.kind == "f" and all(isinstance(value, int) for value in given):
+            values = np.array(given, dtype=object)  # numpy makes 2⁶³ and 2⁶³ + 1 beside 1 the same float
         return values.astype(object)
 
 

@@ -23,7 +23,7 @@ from potluck.experiment.export import to_values
 from potluck.experiment.plain import plain
 from potluck.experiment.recipe import ExperimentRecipe
 from potluck.experiment.schema import Experiment
-from potluck.files import check_name, refuse_links, write_json, write_whole
+from potluck.files import check_name, make_folders, refuse_links, write_json, write_whole
 from potluck.report.chosen_rounds import check_rounds, with_rounds
 from potluck.report.comparison import compare_runs
 from potluck.report.comparison_page import write_comparison
@@ -212,7 +212,7 @@ def make_folder(path: Path, what: str, is_ours: Callable[[set[str]], bool]) -> N
     if path.is_file():
         raise RunError(f"{path} is a file; choose another folder")
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        make_folders(path, exist_ok=True)
         names = {one.name for one in path.iterdir() if not one.name.startswith(f".{MARK}.")}
     except OSError as error:
         raise RunError(
