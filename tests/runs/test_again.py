@@ -41,9 +41,10 @@ class Again(Local):
 def shown(folder: Path) -> list[str]:
     """The lines under "Again" in the report of a run, without their comments."""
     text = (folder / "report.html").read_text()
-    block = re.search(r"<pre>(.*?)</pre>", text[text.index("Typed where") :], re.DOTALL)
+    block = re.search(r"<pre[^>]*>(.*?)</pre>", text[text.index("Typed where") :], re.DOTALL)
     assert block is not None
-    lines = [html.unescape(line).partition("  # ")[0] for line in block[1].splitlines()]
+    text = html.unescape(re.sub(r"<[^>]+>", "", block[1].replace("</span>", "\n")))  # each is a line
+    lines = [line.partition("  # ")[0] for line in text.splitlines()]
     return [line for line in lines if line.strip()]
 
 
