@@ -185,7 +185,8 @@ PICTURES = (
 OPENING = """\
 # Gallery
 
-Every picture that `potluck plot` draws, each with the command that made it. Click one to go there.
+Every picture that `potluck plot` draws, each with the command that made it. Click a small one to go there, and a
+large one to see it alone.
 
 """
 USAGE = """

@@ -1,4 +1,4 @@
-"""What the documents name exists: paths, dotted names, classes, functions, and the floors in the picture."""
+"""What the documents name exists: paths, dotted names, classes, functions, and the layers in the picture."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ CLASS = re.compile(r"([A-Z][a-z]\w*(?:\.\w+)?)(?:\(.*\))?")  # `Rounds`, `Rounds
 CALL = re.compile(r"(?:[\w\"\[\]]+\.)*(\w+)\(.*\)")  # `fit(…)`, `client["model"].features(x)`
 PLACED = re.compile(r"`([\w.]+)(?:\([^`]*\))?`\s\(`([\w/]+\.py)`")  # `Rounds.play` (`engine/rounds.py`)
 HOP = re.compile(r"^ *([\w.]+) +([\w/]+\.py) ", re.MULTILINE)  # a line of the way of a round
-ROOM = re.compile(r"^│ (\w+)/ ", re.MULTILINE)  # a line of the picture of the floors
+ROOM = re.compile(r"^│ (\w+)/ ", re.MULTILINE)  # a line of the picture of the layers
 
 
 # --- what the source defines ----------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def test_inherited_and_assigned_members_are_found() -> None:
     assert stale("`SerialEngine.settle`, `Client.attempt`, `Method.tasks`, `Run.engine`") == []
 
 
-def test_the_picture_has_every_floor_in_order() -> None:
+def test_the_picture_has_every_layer_in_order() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     layers = project["tool"]["importlinter"]["contracts"][0]["layers"]
     rooms = [layer for layer in reversed(layers) if (SOURCE / layer).is_dir()]
@@ -195,7 +195,7 @@ def test_the_picture_has_every_floor_in_order() -> None:
     assert sorted(rooms) == sorted(path.parent.name for path in SOURCE.glob("*/__init__.py"))
 
 
-def test_the_house_is_on_the_first_screens() -> None:
+def test_the_layers_are_on_the_first_screens() -> None:
     lines = DESIGN.read_text(encoding="utf-8").splitlines()
     opening = lines[: lines.index("## Six words")]
     assert len(opening) <= 75

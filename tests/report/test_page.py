@@ -350,7 +350,7 @@ def test_thinned_curves_keep_their_ends_and_extremes():
         ({"clients": 1, "rounds": 1, "predictions": True}, "10 of 20 are right"),
         ({"classes": 30, "predictions": True}, "The classes that are mistaken most often"),
         ({"clients": 300}, "Left out are 100 clients"),
-        ({"rounds": 4}, "The run is not finished: this page shows the first 4 of 4 rounds."),
+        ({"rounds": 4}, "The run is not finished: all 4 rounds are done, but the summary is missing; resume"),
         ({"clients": 0}, "There are no scores"),
     ],
 )

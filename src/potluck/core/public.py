@@ -47,7 +47,7 @@ class Public:
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:
-        """Hashes by which two sides check that they have the same samples; see `fingerprint_of`."""
+        """Hashes by which two sides check that they have the same samples."""
         return fingerprint_of(self.data, self.ids)
 
     def order(self, round_: int, batch_size: int, passes: int = 1) -> list[np.ndarray]:

@@ -76,7 +76,7 @@ class Task:
         return self.rules.loss(scores, y) if weight is None else self.rules.weighted(scores, y, weight)
 
     def measure(self, scores: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """What evaluation gathers from a batch, on the device; see `task_kinds`."""
+        """What evaluation gathers from a batch, on the device."""
         return self.rules.gather(scores, y)
 
     def __str__(self) -> str:

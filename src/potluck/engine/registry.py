@@ -1,6 +1,6 @@
 """Engines by name: `engine.name` of an experiment.
 
-An engine registers itself with `register_engine`. One that lives in a package of its own, or on a lower floor
+An engine registers itself with `register_engine`. One that lives in a package of its own, or in a lower layer
 of this one, is found through the entry points `potluck.engines` of installed packages, without being imported
 before it is used.
 """

@@ -33,7 +33,7 @@ from potluck.training.plan import rows_on
 
 
 class OnPublicData(Method):
-    """The base of methods whose clients meet on public data; `P` in shape formulas is the number of samples."""
+    """The base of methods that exchange something about public samples; shape formulas call their number `P`."""
 
     needs_public_data = True
     public_size: int

@@ -39,7 +39,7 @@ def state_in_words(now: Snapshot, moment: float) -> str:
             return f"gone: its last news is {span(-silent)} ahead of the clock here"
         return f"gone: its process has not been heard of for {span(silent)}"
     if now.state == "unfinished":
-        return "unfinished, and no process tells of it"
+        return "unfinished, and no process reports on it"
     if now.state == "writing":
         return "writing models and report"
     if now.state == "waiting" and (away := _awaited(now)):

@@ -290,7 +290,10 @@ def _state(run: _Run) -> list[str]:
         )
         wanted = run.summary.get("rounds")
         of = f" of {wanted:,}" if isinstance(wanted, int) else ""
-        found.append(f"The run is not finished: this page shows the first {played:,}{of} rounds.")
+        shows = f"this page shows the first {played:,}{of} rounds"
+        if played == wanted:
+            shows = f"all {played:,} rounds are done, but the summary is missing; resume the run to write it"
+        found.append(f"The run is not finished: {shows}.")
     accuracy = run.summary.get("accuracy") or {}
     if accuracy.get("last") is None and not accuracy.get("held_out"):
         found.append("There are no scores: no client has been measured.")

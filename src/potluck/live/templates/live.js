@@ -281,11 +281,11 @@ function detail(run) {
   const box = [make("div", {class: "headed"}, make("h2", {}, name), badge(run)), make("p", {class: "lead"}, about)];
   for (const told of [run.problem, ended(run)]) if (told) box.push(make("p", {class: "problem"}, told));
   if (run.state === "unreadable") return box;
-  if (isSite) return [...box, site(run), listed("Said last", run.notice ? [[ticking(() => ago(run.noticed)), run.notice]] : [])];
+  if (isSite) return [...box, site(run), listed("Last messages", run.notice ? [[ticking(() => ago(run.noticed)), run.notice]] : [])];
   const said = [...run.notices].reverse().map(([at, sentence]) => [ticking(() => ago(at)), sentence]);
   const strangers = Object.entries(run.strangers);
   const versions = run.potluck ? `potluck ${run.potluck}${run.flower ? `, flower ${run.flower}` : ""}, process ${run.pid}` : "";
-  return [...box, cards(run), curves(run), clients(run), refused(run), listed("Not taken in", strangers, "wide"), listed("Said last", said),
+  return [...box, cards(run), curves(run), clients(run), refused(run), listed("Turned away", strangers, "wide"), listed("Last messages", said),
     make("p", {class: "note"}, run.started ? ticking(() => `Started ${ago(run.started)}. ${versions}`) : versions)];
 }
 function ended(run) {
@@ -293,7 +293,7 @@ function ended(run) {
   if (run.state === "finished") return run.why ? `The run ended before its last round${why}.` : "";
   if (run.state === "stopped") return `It was stopped${why}. This is its last state.`;
   if (run.state === "gone") return `Nothing was heard of the process for a while: it was killed, or its machine is gone. This is the last state.`;
-  if (run.state === "unfinished") return "The run is not finished, and no process tells of it. This is its last state.";
+  if (run.state === "unfinished") return "The run is not finished, and no process reports on it. This is its last state.";
   return "";
 }
 
@@ -328,8 +328,9 @@ function together(runs) {
 function lead(runs) {
   const going = runs.filter(run => run.alive).length;
   const words = runs.length === 0 ? "No run has begun so far."
-    : runs.length === 1 ? (going ? (runs[0].state === "waiting" ? "Waiting for clients." : "Running.") : "The run is over; this is its last state.")
-    : going ? `${going} of ${runs.length} running.` : `All ${runs.length} are over; these are their last states.`;
+    : runs.length === 1 ? (going ? (runs[0].state === "waiting" ? "Waiting for clients." : "Running.") : runs[0].state === "finished" ? "The run is over; this is its last state." : "Not running; this is its last state.")
+    : going ? `${going} of ${runs.length} running.`
+    : `${runs.every(run => run.state === "finished") ? `All ${runs.length} are over` : `None of ${runs.length} is running`}; these are their last states.`;
   if (lost && runs.length && !going) return `${words} The watcher has ended, too.`;
   return lost ? `The watcher does not answer: it has ended, or its machine is gone. This is the last state, from ${ago(state.seen)}.` : words;
 }

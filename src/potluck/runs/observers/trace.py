@@ -41,7 +41,7 @@ class RoundTrace(Observer):
     """
 
     def __init__(self, round: int = 2) -> None:
-        """`round` is the one to record."""
+        """`round` is the number of the round to record."""
         if isinstance(round, bool) or not isinstance(round, int) or round < 1:
             raise ConfigError(f"round: give the number of a round, from 1, not {round!r}")
         self.wanted = round

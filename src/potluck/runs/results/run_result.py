@@ -178,7 +178,7 @@ class RunResult:
     def curves(self) -> pd.DataFrame:
         """The mean over clients per round, moment and mode, held-out clients left out.
 
-        Where clients were missing, rounds and clients are those that can be compared (`run_frames.comparable`).
+        Where clients were missing, it is over those measured in the last round, in the rounds that all these have.
         """
         return run_frames.curves(run_frames.comparable(self.frame(), self.folder / METRICS))
 
@@ -208,7 +208,7 @@ class RunResult:
         """What the clients predicted, a row per sample; needs `evaluate: {predictions: true}`.
 
         Labels and predictions of classes are numbers; `result.clients["3"].class_names` has their names. With
-        `predictions: all` these are of every round, otherwise of the last one; see `read_predictions`.
+        `predictions: all` these are of every round, otherwise of the last one.
         """
         return read_predictions(self.folder, round)
 
