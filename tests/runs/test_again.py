@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import html
 import re
 import shlex
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -41,10 +41,14 @@ class Again(Local):
 def shown(folder: Path) -> list[str]:
     """The lines under "Again" in the report of a run, without their comments."""
     text = (folder / "report.html").read_text()
-    block = re.search(r"<pre[^>]*>(.*?)</pre>", text[text.index("Typed where") :], re.DOTALL)
+    block = re.search(r"<pre[^>]*>.*?</pre>", text[text.index("Typed where") :], re.DOTALL)
     assert block is not None
-    text = html.unescape(re.sub(r"<[^>]+>", "", block[1].replace("</span>", "\n")))  # each is a line
-    lines = [line.partition("  # ")[0] for line in text.splitlines()]
+    lines = []
+    for line in ElementTree.fromstring(block[0]):
+        comment = line.find("i")
+        if comment is not None:
+            line.remove(comment)
+        lines.append("".join(line.itertext()))
     return [line for line in lines if line.strip()]
 
 
