@@ -56,9 +56,14 @@ def distance(found: Tensor, expected: Tensor) -> float:
     return ((found.double() - expected).norm() / expected.norm()).item()
 
 
-def test_on_a_cpu_it_is_torch_s_own() -> None:
-    layer, x = layer_and_input(SHAPES[0], "cpu")
-    assert torch.equal(convolved_and_pooled(layer, x), plain(layer, x))
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_on_a_cpu_it_is_torch_s_own(shape: Sequence[int], layout: torch.memory_format) -> None:
+    layer, x = layer_and_input(shape, "cpu")
+    layer, x = layer.to(memory_format=layout), x.to(memory_format=layout).requires_grad_()
+    of = [x, *layer.parameters()]
+    found, expected = ([y, *gradients(y, of)] for y in (convolved_and_pooled(layer, x), plain(layer, x)))
+    assert all(map(torch.equal, found, expected))
 
 
 @pytest.mark.parametrize("needs", ["weights", "everything"])
