@@ -26,6 +26,7 @@ from potluck.core.streams import Stream
 from potluck.core.task import Batch
 from potluck.errors import ConfigError, nearest
 from potluck.training.compiled import is_compiled
+from potluck.training.full_width import full_width
 from potluck.training.fused_casts import gathered
 from potluck.training.in_context import InContext
 from potluck.training.modes import set_modes, single_sample
@@ -277,7 +278,7 @@ class _Step:
             set_modes(self.holder, self.workspace.parameters, self.workspace.request.train)
             self.holder.mode = self.workspace
         first, *others = batches = self._batches(rows)
-        with self.holder.autocast(), single_sample(self.holder, min(map(len, batches))), self._gathered():
+        with self.holder.autocast(), single_sample(self.holder, min(map(len, batches))), self._quicker():
             names = list(self.streams)[1:]
             value = self.loss(
                 self.holder, first, **dict(zip(names, others, strict=True)), **self.workspace.scalars
@@ -288,12 +289,17 @@ class _Step:
         self.workspace.apply(gradients)
         self.workspace.add(terms)
 
-    def _gathered(self) -> contextlib.AbstractContextManager[None]:
-        """On a GPU, batch small operations: each kernel costs time there. A compiled model has done so itself."""
-        if self.holder.device.type != "cuda" or is_compiled():
+    def _quicker(self) -> contextlib.AbstractContextManager[None]:
+        """Layers in the device's quicker operations. A compiled model has its own.
+
+        On a GPU small operations are batched: each kernel costs time there.
+        """
+        device, modules = self.holder.device.type, self.holder.modules().values()
+        if is_compiled() or device not in ("cpu", "cuda"):
             return contextlib.nullcontext()
-        trained = self.workspace.parameters.values()
-        return gathered(self.holder.modules().values(), trained, self.holder.precision == "bfloat16")
+        if device == "cpu":
+            return full_width(modules)
+        return gathered(modules, self.workspace.parameters.values(), self.holder.precision == "bfloat16")
 
     def _batches(self, rows: Rows) -> list[Batch]:
         generator = self.workspace.augment

@@ -35,7 +35,7 @@ def _lowered(layers: Iterable[nn.Module], trained: Collection[nn.Parameter]) -> 
     found = {
         layer: [value for value in (layer.weight, layer.bias) if value is not None]
         for layer in layers
-        if type(layer) in (nn.Linear, *CONVOLUTIONS) and not _is_changed(layer)
+        if type(layer) in (nn.Linear, *CONVOLUTIONS) and not is_changed(layer)
     }
     found = {layer: own for layer, own in found.items() if all(id(value) in wanted for value in own)}
     different = {id(value): value for own in found.values() for value in own}
@@ -52,7 +52,7 @@ def _lowered(layers: Iterable[nn.Module], trained: Collection[nn.Parameter]) -> 
             del layer.forward
 
 
-def _is_changed(layer: nn.Module) -> bool:
+def is_changed(layer: nn.Module) -> bool:
     """Whether the layer's forward pass was replaced or its weight is computed (by a parametrisation)."""
     return "forward" in vars(layer) or not isinstance(layer._parameters.get("weight"), nn.Parameter)
 
