@@ -15,6 +15,7 @@ from potluck.engine.rounds import Rounds
 from potluck.engine.serial import SerialEngine
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
+from potluck.models import registry
 
 
 class Viewer(nn.Module):
@@ -35,14 +36,14 @@ def viewer(task: Task) -> nn.Module:
     return Viewer(task.classes)
 
 
-def federate(model: Any) -> Federation:
+def federate(model: Any, method: Any = "fedavg") -> Federation:
     draw = np.random.default_rng(0)
     data = from_arrays(draw.random((80, 3, 8, 8), dtype="float32"), draw.integers(0, 4, 80), classes=4)
     return Experiment.make(
         data=data,
         partition={"kind": "iid", "clients": 2},
         models=[model],
-        method="fedavg",
+        method=method,
         training={"rounds": 1, "batch_size": 8},
     ).build()
 
@@ -97,3 +98,42 @@ def test_on_a_gpu_it_depends_on_precision_and_depth(model: str, precision: Any, 
     made = clients.build_model("0")
     clients.device, clients.precision = torch.device("cuda"), precision  # nothing is placed there
     assert clients._takes_channels_last("0", made) == last
+
+
+def test_images_come_as_convolutions_read_them_unless_nothing_would_gain() -> None:
+    for model, last in (("conv-small", True), ("mlp-small", False), (viewer, False)):
+        client = federate(model).clients.build_client("0")
+        x = client.source.take(torch.arange(4)).x
+        assert x.is_contiguous(memory_format=torch.channels_last) == last, model
+        torch.testing.assert_close(x, federate("mlp-small").clients.sources[0].take(torch.arange(4)).x)
+
+
+class Flattener(nn.Module):
+    """A convolution beside a layer that reshapes the images themselves."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 4, 8), nn.Linear(3 * 64 + 4, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores."""
+        made: Tensor = self.head(torch.cat([x.view(len(x), -1), self.conv(x).flatten(1)], 1))
+        return made
+
+
+def flattener(task: Task) -> nn.Module:
+    return Flattener(task.classes)
+
+
+@pytest.mark.parametrize(
+    ("model", "method"),
+    [(flattener, "fedavg"), ("conv-small", {"name": "fedmrl", "small": "flattener", "d1": 8})],
+)
+def test_a_model_that_reshapes_images_gets_them_channel_by_channel(
+    model: Any, method: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(registry._registry, "flattener", registry.Registered("flattener", flattener, (), 1))
+    place = federate(model, method)
+    assert place.clients.build_client("0").source.take(torch.arange(4)).x.is_contiguous()
+    cohort = Rounds(place, SerialEngine(place.clients)).play(1, place.population.ids)
+    assert not cohort.failures

@@ -24,7 +24,7 @@ class Source:
     y: Tensor
     prepare: Prepare | None = None
     channels_last: bool = False  # the rows of x are stored as height, width, channels
-    contiguous: bool = False  # … but batches are copied to channels first, for a model that needs that
+    layout: torch.memory_format | None = None  # that a batch of images is brought to, for the model
 
     @torch.no_grad()
     def prepared(self, channels_last: bool) -> Source:
@@ -41,9 +41,10 @@ class Source:
         x = self.x.index_select(0, rows)
         if self.channels_last:
             x = x.permute(0, 3, 1, 2)
-            x = x.contiguous() if self.contiguous else x
         if self.prepare is not None:
             x = self.prepare(x, generator)
+        if self.layout is not None:
+            x = x.contiguous(memory_format=self.layout)
         return Batch(x, self.y.index_select(0, rows), id=rows)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -115,15 +115,23 @@ class ClientBuilder:
         with self.models.rng(client_id, "state").as_default():
             state = self.method.client_state(task, model, **self.method.client_options(client_id))
         group = self.population[client_id].group
-        source, flexible = self.sources[group], self._takes_channels_last(client_id, model)
-        for module in state.values() if flexible else ():
-            if isinstance(module, nn.Module):
-                module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        if source.channels_last and not flexible:
-            source = replace(source, contiguous=True)
+        modules = [value for value in state.values() if isinstance(value, nn.Module)]
+        beside = [module for module in modules if isinstance(module, Model) and module is not model]
+        flexible = self._takes_channels_last(client_id, model, *beside)
+        for module in modules if flexible else ():
+            module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        source = self._laid_out(self.sources[group], flexible, modules)
         return self._live(
             client_id, source, {name: to_device(value, self.device) for name, value in state.items()}
         )
+
+    def _laid_out(self, source: Source, flexible: bool, modules: Iterable[nn.Module]) -> Source:
+        """The source with the layout that the client's models need, or that saves their convolutions copies."""
+        if source.channels_last:
+            return source if flexible else replace(source, layout=torch.contiguous_format)
+        if flexible and self.device.type == "cpu" and any(map(_has_convolutions, modules)):
+            return replace(source, layout=torch.channels_last)
+        return source
 
     def copied_client(self, client_id: ClientId, other: Client) -> Client:
         """A live client like another one of its kind, in any state; faster than to build it where a model is deep.
@@ -216,15 +224,15 @@ class ClientBuilder:
         """Where convolutions are faster on images stored as height, width, channels."""
         return group.data.x.dim() == 4 and (self.device.type == "cpu" or self.precision != "float32")
 
-    def _takes_channels_last(self, client: ClientId, model: Model) -> bool:
-        """Whether a model gets such images and runs on them; tried once per form."""
+    def _takes_channels_last(self, client: ClientId, model: Model, *beside: Model) -> bool:
+        """Whether a model gets such images, and it and those beside it run on them; tried once per form."""
         if not self._channels_last(self.groups[self.population[client].group]):
             return False
         form = self._form(client)
         if form not in self._flexible:
             always = self.device.type == "cpu" or self.precision == "bfloat16"
-            gains = always or _gains_from_channels_last(model)
-            self._flexible[form] = gains and _runs_channels_last(model, self.population.task_of(client))
+            task, gains = self.population.task_of(client), always or _gains_from_channels_last(model)
+            self._flexible[form] = gains and all(_runs_channels_last(each, task) for each in (model, *beside))
         return self._flexible[form]
 
 
@@ -259,6 +267,10 @@ def _is_data(value: object) -> bool:
     return isinstance(value, _PLAIN)
 
 
+def _has_convolutions(module: nn.Module) -> bool:
+    return any(isinstance(layer, nn.Conv2d) for layer in module.modules())
+
+
 def _gains_from_channels_last(model: Model) -> bool:
     """Whether tf32 convolutions of a model are faster so on a GPU: if there are many.
 
@@ -275,7 +287,7 @@ def _runs_channels_last(model: Model, task: Task) -> bool:
     probe = copy.deepcopy(model).to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
     try:
         with torch.no_grad():
-            probe(torch.zeros(2, *task.input))
+            probe(torch.zeros(2, *task.input).contiguous(memory_format=torch.channels_last))
     except RuntimeError:
         return False
     return True
