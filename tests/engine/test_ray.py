@@ -49,8 +49,8 @@ import potluck.engine.ray.engine as ray_engine  # noqa: E402
 import potluck.engine.ray.handles as handles  # noqa: E402
 import potluck.engine.ray.home as ray_home  # noqa: E402
 import potluck.engine.ray.homes as ray_homes  # noqa: E402
+from potluck.engine.ray import alike, door  # noqa: E402
 from potluck.engine.ray import cluster as clusters  # noqa: E402
-from potluck.engine.ray import door  # noqa: E402
 from potluck.engine.ray.alike import Machines  # noqa: E402
 from potluck.engine.ray.balance import Seconds, shared_out  # noqa: E402
 from potluck.engine.ray.cluster import Cluster, Node  # noqa: E402
@@ -578,6 +578,16 @@ def test_unlike_machines_are_refused_by_name() -> None:
     assert mixed.heard == [
         "numbers may differ from those of other machines: north has torch 2.13, south has 2.12"
     ]
+
+
+def test_cpus_of_two_makers_are_unlike(monkeypatch: pytest.MonkeyPatch) -> None:
+    homes = FewHomes(mixed=False)
+    for node, maker in (("north", "AuthenticAMD"), ("south", "GenuineIntel")):
+        monkeypatch.setattr(alike, "cpu_maker", lambda maker=maker: maker)
+        found = alike.fingerprint(torch.device("cpu"), 1)
+        refused = pytest.raises(ConfigError, match="north has CPU AuthenticAMD, south has GenuineIntel")
+        with refused if node == "south" else contextlib.nullcontext():
+            homes.take(node, fingerprint=found)
 
 
 class OpeningHomes(FewHomes):

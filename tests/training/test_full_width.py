@@ -138,7 +138,7 @@ def test_nothing_changes_where_mkl_is_quick(monkeypatch: pytest.MonkeyPatch) -> 
 def test_it_depends_on_the_cpu(
     maker: str, instructions: str, narrow: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(width, "_maker", lambda: maker)
+    monkeypatch.setattr(width, "cpu_maker", lambda: maker)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: instructions)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     assert mkl_is_narrow.__wrapped__() == narrow

@@ -100,12 +100,13 @@ def mkl_is_narrow() -> bool:
     return (
         torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
         and torch.backends.cpu.get_cpu_capability() == "AVX512"
-        and _maker() not in ("", "GenuineIntel")
+        and cpu_maker() not in ("", "GenuineIntel")
         and has_product()
     )
 
 
-def _maker() -> str:
+@functools.cache
+def cpu_maker() -> str:
     """The maker of the CPU as it names itself; empty where nobody says."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

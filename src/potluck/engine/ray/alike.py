@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from potluck.errors import ConfigError
+from potluck.training.full_width import cpu_maker
 from potluck.version import __version__
 
 SAME = "install the same potluck[ray] on all machines"
@@ -19,6 +20,7 @@ def fingerprint(device: torch.device, count: int) -> dict[str, str]:
         "potluck": __version__,
         "torch": torch.__version__,
         "machine": platform.machine(),
+        "CPU": cpu_maker(),  # libraries of one instruction set have other code for another maker's
         "CPU capability": torch.backends.cpu.get_cpu_capability(),
         "threads": str(count),
     }
