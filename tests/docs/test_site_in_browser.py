@@ -119,6 +119,10 @@ def test_options_of_a_method_are_a_list_on_a_phone(site: Path, browser: Chromium
     heads = "getComputedStyle(document.querySelector('.facts thead')).display"
     browser.open(page, 390)
     assert browser.says(heads) == "none"
+    narrow = """[...document.querySelectorAll(".facts tbody tr")]
+      .filter(row => row.offsetWidth < row.closest("table").clientWidth).length"""
+    browser.open((site / "tasks.html").as_uri(), 390)
+    assert browser.says(narrow) == 0
     browser.open(page, 1440)
     assert browser.says(heads) != "none"
 

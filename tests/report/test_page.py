@@ -365,6 +365,14 @@ def test_a_band_is_named_where_there_is_one(tmp_path, clients, rounds, band):
     assert ("The band is" in " ".join(check(page.write_report(folder)).text)) == band
 
 
+def test_advice_is_written_in_sentences(folder):
+    advice = ["there is one client alone; ask for more", "engine.workers does nothing on a GPU."]
+    (folder / "summary.json").write_text(json.dumps({"rounds": 3, "advice": advice}))
+    text = " ".join(check(page.write_report(folder)).text)
+    for sentence in ("There is one client alone; ask for more.", "engine.workers does nothing on a GPU."):
+        assert sentence in text
+
+
 def test_a_run_of_failures_alone_has_a_page(tmp_path):
     folder = make_run(tmp_path / "run", evaluated=False)
     failures = {"0": 3, EVIL: 2}

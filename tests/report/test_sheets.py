@@ -1,6 +1,7 @@
 """Tables: numbers as people read them, and one sheet in three renderings."""
 
 import io
+import itertools
 
 import pytest
 from rich.console import Console
@@ -8,7 +9,7 @@ from rich.console import Console
 from potluck.core.task_kinds import TASK_KINDS
 from potluck.report import format, latex, render, sheets
 from potluck.report.charts import GREY
-from potluck.report.comparison_charts import looks_of
+from potluck.report.comparison_charts import bytes_chart, looks_of
 from potluck.report.pictures.style import row_styles
 
 
@@ -299,3 +300,13 @@ def test_models_of_another_round_than_the_last_are_said():
 def test_no_text_of_a_sheet_steers_a_terminal():
     sheet = render.Sheet("a\x1b[2J", (render.words("b\x07", str),), ["c\x9b2J", "two\nlines"], ("d\x1b]0;p",))
     assert set(render.plain(sheet)) & set("\x1b\x07\x9b") == set()
+
+
+def test_sizes_along_an_axis_are_apart_on_a_phone_too():
+    curve = {"rounds": [1, 2], "mean": [0.5, 0.6], "bytes": [600_000, 4_100_000]}
+    row = {"method": "fedavg", "when": "after_aggregation", "mode": "model", "curve": curve}
+    rows = [{**row, "accuracy": {"mean": 0.6}}]
+    chart = bytes_chart({"baseline": "local", "methods": rows})
+    places, sizes = zip(*chart.x, strict=True)
+    assert sizes[:2] == ("1.0 MB", "2.0 MB")
+    assert all(right - left >= 16 for left, right in itertools.pairwise(places))

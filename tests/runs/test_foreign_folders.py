@@ -600,6 +600,14 @@ def test_a_command_line_that_is_no_text_does_not_spoil_the_run(
     resume(folder, rounds=4)
 
 
+def test_a_run_that_python_started_as_a_module_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/somewhere/potluck/__main__.py", "run", "digits.yaml"])
+    folder = run(experiment(), out=tmp_path / "run").folder
+    assert read_json(folder / "environment.json")["command"] == "python -m potluck run digits.yaml"
+
+
 def test_a_path_that_is_no_text_is_refused_before_anything_is_played(tmp_path: Path) -> None:
     home = tmp_path / os.fsdecode(b"gr\xf6\xdfe")
     home.mkdir()

@@ -46,6 +46,7 @@ Comparison = Mapping[str, Any]
 Row = Mapping[str, Any]
 TALL = 100  # the units of a strip, from top to bottom
 MOST_CLIENTS = 400  # dots in a strip; more are thinned out
+ROOM = 16  # percent of an axis that the words of a size take on a phone
 
 
 def looks_of(comparison: Comparison) -> dict[str, str]:
@@ -120,7 +121,20 @@ def _byte_ticks(box: Box) -> list[Tick]:
     """A few round sizes along a logarithmic axis, however little they differ."""
     low, high = 10 ** box[0], 10 ** box[1]
     ticks = round_powers(low, high, 5)
-    return [(percent_of(math.log10(tick), box[0], box[1]), size(tick)) for tick in ticks]
+    return _apart([(percent_of(math.log10(tick), box[0], box[1]), size(tick)) for tick in ticks])
+
+
+def _apart(ticks: list[Tick]) -> list[Tick]:
+    """The ticks from the left whose words have room on a phone, too.
+
+    >>> _apart([(5.0, "1.0 MB"), (42.0, "2.0 MB"), (64.0, "3.0 MB"), (79.0, "4.0 MB")])
+    [(5.0, '1.0 MB'), (42.0, '2.0 MB'), (64.0, '3.0 MB')]
+    """
+    kept: list[Tick] = []
+    for tick in ticks:
+        if not kept or tick[0] - kept[-1][0] >= ROOM:
+            kept.append(tick)
+    return kept
 
 
 # --- strips ---------------------------------------------------------------------------------------------

@@ -195,6 +195,16 @@ def capital(word: str) -> str:
     return word[0].upper() + word[1:]
 
 
+def full_sentence(text: str) -> str:
+    """A note as a sentence of its own: with a capital, unless it begins with a setting, and a full stop.
+
+    >>> full_sentence("there is one client alone"), full_sentence("engine.workers does nothing here.")
+    ('There is one client alone.', 'engine.workers does nothing here.')
+    """
+    first = text.split(" ", 1)[0]
+    return f"{capital(text) if first.isalpha() else text}{'' if text.endswith('.') else '.'}"
+
+
 # --- numbers for JSON -----------------------------------------------------------------------------------
 
 

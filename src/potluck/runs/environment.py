@@ -71,8 +71,10 @@ def check_texts(settings: Mapping[str, Any]) -> None:
 
 def _command() -> str:
     """The words of the command line; letters that are no text are replaced."""
-    words = [Path(word).name if number == 0 else word for number, word in enumerate(sys.argv)]
-    return " ".join(words).encode(errors="replace").decode()
+    program, *words = sys.argv or [""]
+    path = Path(program)
+    name = f"python -m {path.parent.name}" if path.name == "__main__.py" else path.name
+    return " ".join([name, *words]).encode(errors="replace").decode()
 
 
 def machine(federation: Federation) -> dict[str, str]:
