@@ -8,7 +8,7 @@ import pytest
 import sites
 import torch
 from hostile import changed, note_of
-from links import Link, Told, serve
+from links import Link, Told, is_training, serve
 
 from potluck.core.metrics import MetricFacts
 from potluck.deploy import wire
@@ -107,4 +107,22 @@ def test_an_absurd_number_beside_the_tensors_is_null_where_a_method_logs_it(tmp_
     assert (
         notice
         == f"round 1: the muscle of client 1 is {words}: it is null in the log and has no part in means"
+    )
+
+
+@pytest.mark.parametrize("loss", [inf, nan, 1e99])
+def test_whose_loss_of_training_is_not_finite_hears_of_the_learning_rate(tmp_path, loss):
+    """An honest site may have such a loss, where it trains on with what another has spoiled."""
+    link, told = Link(tmp_path / "sites"), Told()
+
+    def tamper(order, data):
+        if not is_training(order, "1", 1):
+            return data
+        return changed(data, losses={name: [loss, "float64"] for name in note_of(data)["losses"]})
+
+    link.tamper = tamper
+    serve(link, tmp_path / "run", sites.federated("fedproto"), told)
+    (out,) = [one for one in told.notices if "goes on without" in one]
+    assert out.startswith(
+        "round 1 goes on without client 1, step train: the loss is not finite; lower training."
     )
