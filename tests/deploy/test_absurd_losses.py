@@ -1,12 +1,14 @@
 """A client that trains well and tells absurd losses of itself: it has no part in a mean, and is named once."""
 
+import json
 from dataclasses import replace
 from math import inf, nan
 
 import pytest
 import sites
 import torch
-from links import Link, Told, serve
+from hostile import changed, note_of
+from links import Link, Told, is_training, serve
 
 from potluck.core.metrics import MetricFacts
 from potluck.deploy import wire
@@ -79,3 +81,48 @@ def test_who_is_judged_by_an_absurd_number_has_no_score():
 def test_an_undefined_value_of_r2_and_of_ones_own_metric_is_nothing_new():
     lines = [line(client, 1.0, r2=None, hours=None) for client in "012"]
     assert judged(*lines, hours=MetricFacts("hours", high=inf))[1] == []
+
+
+@pytest.mark.parametrize(("lie", "words"), [(3.3e38, "not finite"), (1e30, "1e+30, far beyond all others")])
+def test_an_absurd_number_beside_the_tensors_is_null_where_a_method_logs_it(tmp_path, lie, words):
+    link, told = Link(tmp_path / "sites"), Told()
+
+    def tamper(order, data):
+        note = note_of(data)
+        if note["client"] != "1" or note["reply"] != "answer" or isinstance(order, Examination):
+            return data
+        absurd = {name: [lie, "float32"] for name in note["losses"]}
+        return changed(data, losses=absurd)
+
+    link.tamper = tamper
+    method = {"name": "fedmuscle", "peers": 1, "batch": 20}
+    serve(link, tmp_path / "run", sites.federated(method), told)
+    text = (tmp_path / "run" / "observations.jsonl").read_text()
+    lines = [json.loads(line, parse_constant=pytest.fail) for line in text.splitlines()]
+    assert len(lines) == 6
+    for one in lines:
+        assert (one["muscle"] is None) == (one["client"] == "1")
+        assert one["information_bound"] is not None
+    (notice,) = [one for one in told.notices if "the muscle of client 1" in one]
+    assert (
+        notice
+        == f"round 1: the muscle of client 1 is {words}: it is null in the log and has no part in means"
+    )
+
+
+@pytest.mark.parametrize("loss", [inf, nan, 1e99])
+def test_whose_loss_of_training_is_not_finite_hears_of_the_learning_rate(tmp_path, loss):
+    """An honest site may have such a loss, where it trains on with what another has spoiled."""
+    link, told = Link(tmp_path / "sites"), Told()
+
+    def tamper(order, data):
+        if not is_training(order, "1", 1):
+            return data
+        return changed(data, losses={name: [loss, "float64"] for name in note_of(data)["losses"]})
+
+    link.tamper = tamper
+    serve(link, tmp_path / "run", sites.federated("fedproto"), told)
+    (out,) = [one for one in told.notices if "goes on without" in one]
+    assert out.startswith(
+        "round 1 goes on without client 1, step train: the loss is not finite; lower training."
+    )

@@ -23,10 +23,13 @@ def implausible(
     enrolment: Enrolment,
     facts: Mapping[str, MetricFacts] | None = None,
 ) -> str:
-    """A sentence if a reply's report cannot be true, else an empty string; `facts` are those of own metrics."""
+    """A sentence if a reply's report cannot be true, else an empty string; `facts` are those of own metrics.
+
+    Losses of training are not looked at here: `Acceptance` refuses those that are not finite, as it does tensors.
+    """
     if isinstance(order, Examination):
         return _examined(order, reply, enrolment, facts or {})
-    numbers = reply.report.losses | reply.report.metrics
+    numbers = reply.report.metrics
     wrong = next((name for name, value in numbers.items() if not abs(value.item()) <= LARGEST), None)
     return "" if wrong is None else f"its report has {wrong!r}, which is not finite, or beyond all bounds"
 

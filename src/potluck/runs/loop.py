@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -373,7 +374,7 @@ class Run:
             self._headline.is_share,
             examined=played.examined,
             ledger=played.ledger.lines,
-            observations=observations(self.rounds.server),
+            observations=self.examiner.observed(round_, observations(self.rounds.server)),
             timing=played.seconds | {"seconds": seconds},
             failures=played.failures,
             client_seconds=dict(self.engine.work_seconds),
@@ -431,12 +432,15 @@ def _check_understood(examined: Examined) -> None:
 
 
 def observations(server: Server) -> list[dict[str, Any]]:
-    """Log lines of what the method noted of clients in `server.report.metrics`, under `client/name`."""
+    """Log lines of what the method noted of clients in `server.report.metrics`, under `client/name`.
+
+    None for infinity and NaN, which JSON does not have.
+    """
     (noted,) = read_together([server.report.metrics])
-    found: dict[ClientId, dict[str, float]] = {}
+    found: dict[ClientId, dict[str, float | None]] = {}
     for name, value in noted.items():
         client, _, what = name.rpartition("/")
-        found.setdefault(client, {})[what] = value
+        found.setdefault(client, {})[what] = value if math.isfinite(value) else None
     return [{"round": server.round, "client": client, **seen} for client, seen in found.items()]
 
 

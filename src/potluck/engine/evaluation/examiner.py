@@ -96,6 +96,11 @@ class Examiner:
             lines = self._unbounded.judge(round_, lines)
         return tuple(lines)
 
+    def observed(self, round_: int, lines: Sequence[Line]) -> list[Line]:
+        """The log lines of what a method noted of clients; strangers may have told it anything."""
+        strangers = self.rounds.acceptance.strangers
+        return self._unbounded.judge_observed(round_, lines) if strangers else [*lines]
+
     def _missing(self, when: Moment, round_: int, absent: Mapping[ClientId, str]) -> tuple[Line, ...]:
         """The log lines of clients that were not measured."""
         return tuple(

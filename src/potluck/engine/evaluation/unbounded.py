@@ -18,6 +18,7 @@ TIMES = 1e9  # the median, or 1, of those with the same measures; a diverged mod
 ENOUGH = 3  # measured clients, so that one of them does not decide the median
 LARGEST = torch.finfo(torch.float32).max  # a mean over samples, each of which a model computes in float32
 BESIDE = ("score", "metric", "samples")  # what a split has beside its measures
+ABOUT = ("round", "client")  # what a line of `observations.jsonl` has beside its numbers
 
 
 class _Found(NamedTuple):
@@ -27,6 +28,7 @@ class _Found(NamedTuple):
     part: dict[str, Any]
     name: str
     peers: tuple[Any, ...]
+    undefined: bool = False  # whether it may be null
 
 
 class UnboundedNumbers:
@@ -39,16 +41,30 @@ class UnboundedNumbers:
     def judge(self, round_: int, lines: Sequence[Line]) -> list[Line]:
         """The lines with null in the place of what has no part in a mean; the user hears of each client once."""
         copies = [{**line, **{split: {**line[split]} for split in SPLITS if split in line}} for line in lines]
-        found = [*self._numbers(copies)]
+        self._judge(round_, [*self._numbers(copies)])
+        return copies
+
+    def judge_observed(self, round_: int, lines: Sequence[Line]) -> list[Line]:
+        """The same of the lines of `observations.jsonl`."""
+        copies = [{**line} for line in lines]
+        found = [
+            _Found(line["client"], line, name, (name,))
+            for line in copies
+            for name in line
+            if name not in ABOUT
+        ]
+        self._judge(round_, found)
+        return copies
+
+    def _judge(self, round_: int, found: Sequence[_Found]) -> None:
         bounds = _bounds(found)
         for one in found:
             value = one.part[one.name]
-            if value is None and self._should_be_finite(one.name):
+            if value is None and not one.undefined:
                 self._say(round_, one, "not finite")
             elif value is not None and abs(value) > bounds[one.peers]:
                 self._say(round_, one, f"{value:.3g}, far beyond all others")
                 self._take_out(one)
-        return copies
 
     def _numbers(self, lines: Sequence[Line]) -> Iterator[_Found]:
         for line in lines:
@@ -56,7 +72,8 @@ class UnboundedNumbers:
                 part = line.get(split, {})
                 kind = tuple(sorted(part))  # tasks that measure other things have losses of other sizes
                 for name in (name for name in part if self._is_open(name)):
-                    yield _Found(line["client"], part, name, (line["mode"], split, kind, name))
+                    peers, undefined = (line["mode"], split, kind, name), not self._should_be_finite(name)
+                    yield _Found(line["client"], part, name, peers, undefined)
 
     def _is_open(self, name: str) -> bool:
         facts = self.facts.get(name) or metric_facts(name)
