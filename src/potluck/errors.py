@@ -135,6 +135,14 @@ def kind_and_message(error: BaseException) -> str:
     return f"{kind}: {message}" if message else kind
 
 
+def of_a_warning(warning: Warning) -> str:
+    """What to do about a warning that Python raises as an error."""
+    return (
+        f"{kind_and_message(warning)}; a library warns of something, and Python was told to stop at warnings: "
+        "leave out PYTHONWARNINGS=error or -W error"
+    )
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an exception's message, or its type if there is none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
