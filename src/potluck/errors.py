@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import difflib
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+H = TypeVar("H", bound=Hashable)
 
 
 class PotluckError(Exception):
@@ -127,6 +130,12 @@ def check_whole_number(argument: str, given: Any) -> None:
     """Refuse an argument that is no whole number."""
     if isinstance(given, bool) or not isinstance(given, Integral):
         raise ConfigError(f"{argument}: give a whole number, not {given!r}")
+
+
+def first_twice(names: Iterable[H]) -> H | None:
+    """The first of some names that comes again, None if all are different; there may be very many."""
+    counts = Counter(names)
+    return next((one for one, times in counts.items() if times > 1), None)
 
 
 def kind_and_message(error: BaseException) -> str:

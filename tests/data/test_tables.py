@@ -622,3 +622,17 @@ def test_texts_too_long_for_names_are_refused(column: str, options: dict[str, An
     frame[column] = ["b" * 1000, *["c", "d"] * 5, "c"]
     if len(column) <= 1000:
         from_frame(frame, target="stay", **options)
+
+
+def test_very_many_names_are_compared_once_each(tmp_path: Path) -> None:
+    """Comparing each with each would take hours."""
+    many = [f"c{number}" for number in range(100_000)]
+    frame = patients()
+    with pytest.raises(DataError, match="class_names holds 'c99999' twice"):
+        from_frame(frame, target="sex", class_names=[*many, "c99999"])
+    with pytest.raises(DataError, match="features names 'c99999' twice"):
+        from_frame(frame, target="stay", features=[*many, "c99999"])
+    clients = [{"id": one, "train": [0], "validation": [], "test": []} for one in [*many, "c99999"]]
+    (tmp_path / "split.json").write_text(json.dumps({"clients": clients}))
+    with pytest.raises(DataError, match="two clients with the id 'c99999'"):
+        Split.load(tmp_path / "split.json")

@@ -22,7 +22,7 @@ from potluck.data.own.encoding import (
     numbers,
 )
 from potluck.data.own.pieces import Piece
-from potluck.errors import DataError, nearest
+from potluck.errors import DataError, first_twice, nearest
 from potluck.front_door import front_door
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Table:
             raise DataError(
                 f"{self.name}: {key}: give the name of a column, or a list of names, not {given!r}"
             )
-        if twice := next((one for one in names if names.count(one) > 1), None):
+        if (twice := first_twice(names)) is not None:
             raise DataError(f"{self.name}: {key} names {twice!r} twice; name each column once")
 
     @property
