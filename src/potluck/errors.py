@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import difflib
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+H = TypeVar("H", bound=Hashable)
 
 
 class PotluckError(Exception):
@@ -129,10 +132,24 @@ def check_whole_number(argument: str, given: Any) -> None:
         raise ConfigError(f"{argument}: give a whole number, not {given!r}")
 
 
+def first_twice(names: Iterable[H]) -> H | None:
+    """The first of some names that comes again, None if all are different; there may be very many."""
+    counts = Counter(names)
+    return next((one for one, times in counts.items() if times > 1), None)
+
+
 def kind_and_message(error: BaseException) -> str:
     """An exception as Python shows it: `KeyError: 'x'`, or only its type where it says nothing."""
     kind, message = type(error).__name__, str(error)
     return f"{kind}: {message}" if message else kind
+
+
+def of_a_warning(warning: Warning) -> str:
+    """What to do about a warning that Python raises as an error."""
+    return (
+        f"{kind_and_message(warning)}; a library warns of something, and Python was told to stop at warnings: "
+        "leave out PYTHONWARNINGS=error or -W error"
+    )
 
 
 def first_line(error: BaseException) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import shutil
 import signal
@@ -646,6 +647,46 @@ main()
 """
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (130, "stopped\n")
+
+
+@pytest.mark.parametrize(("sent", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
+def test_the_signal_decides_the_exit_code_before_a_command_has_begun(sent: str, code: int) -> None:
+    script = f"""
+import signal, sys
+from potluck.cli import app
+app.app = lambda: signal.raise_signal(signal.{sent})
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+from potluck.__main__ import main
+main()
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (code, "stopped\n")
+
+
+def test_warnings_as_errors_are_told_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import warnings; warnings.warn('old', DeprecationWarning)")
+    there = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, "-W", "error::DeprecationWarning:typer", "-m", "potluck", "methods"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=there)
+    assert ended.returncode == 2
+    assert ended.stderr == (
+        "error: DeprecationWarning: old; a library warns of something, and Python was told to stop at warnings: "
+        "leave out PYTHONWARNINGS=error or -W error\n"
+    )
+    assert explained(UserWarning("x"))[1] == 2
+
+
+def test_a_current_folder_that_is_gone_is_named(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    script = (
+        "import os; os.chdir('gone'); os.rmdir(os.getcwd())\nfrom potluck.__main__ import main\n"
+        "import sys; sys.argv[1:] = ['methods']; main()"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert ended.returncode == 2
+    assert ended.stderr == "error: the folder where you are was removed; change to another one\n"
 
 
 def test_the_signal_decides_the_exit_code() -> None:

@@ -606,3 +606,33 @@ def test_a_long_column_is_read_as_one(tmp_path: Path) -> None:
     data = from_files(tmp_path / "a.csv", target="stay", by="who", features=["c0"])
     assert data.owners is not None
     assert sorted(data.owners.names) == ["01", "ward"]
+
+
+@pytest.mark.parametrize(
+    ("column", "options"),
+    [("sex", {}), ("stay", {"task": "classification"}), ("hospital", {"by": "hospital"}), ("a" * 1001, {})],
+)
+def test_texts_too_long_for_names_are_refused(column: str, options: dict[str, Any]) -> None:
+    """A text as long as a book would be copied for every row, though only one row has it."""
+    frame = patients(hospital=["north", "south"] * 6)
+    frame["stay"] = ["short", "long"] * 6
+    frame[column] = ["b" * 1001, *["c", "d"] * 5, "c"]
+    with pytest.raises(DataError, match=r"column '.*' has a text of more than 1,000 letters"):
+        from_frame(frame, target="stay", **options)
+    frame[column] = ["b" * 1000, *["c", "d"] * 5, "c"]
+    if len(column) <= 1000:
+        from_frame(frame, target="stay", **options)
+
+
+def test_very_many_names_are_compared_once_each(tmp_path: Path) -> None:
+    """Comparing each with each would take hours."""
+    many = [f"c{number}" for number in range(100_000)]
+    frame = patients()
+    with pytest.raises(DataError, match="class_names holds 'c99999' twice"):
+        from_frame(frame, target="sex", class_names=[*many, "c99999"])
+    with pytest.raises(DataError, match="features names 'c99999' twice"):
+        from_frame(frame, target="stay", features=[*many, "c99999"])
+    clients = [{"id": one, "train": [0], "validation": [], "test": []} for one in [*many, "c99999"]]
+    (tmp_path / "split.json").write_text(json.dumps({"clients": clients}))
+    with pytest.raises(DataError, match="two clients with the id 'c99999'"):
+        Split.load(tmp_path / "split.json")

@@ -413,7 +413,6 @@ def test_what_can_still_be_done_is_true(whole: Path, tmp_path: Path) -> None:
             lambda path: path.write_bytes(b"\xff"),
             "config.yaml .*; put a whole copy of it back",
         ),
-        ("contract.json", halved, "contract.json cannot be read: .*; repair or remove it"),
     ],
 )
 def test_a_damaged_small_file_stops_a_run_before_it_goes_on(
@@ -424,6 +423,26 @@ def test_a_damaged_small_file_stops_a_run_before_it_goes_on(
     with pytest.raises(RunError, match=sentence):
         resume(folder)
     assert (folder / "timing.jsonl").read_bytes() == before
+
+
+def other_scalars(path: Path) -> None:
+    """A number that is another one, in a file that can be read as before."""
+    contract = json.loads(path.read_text())
+    contract["steps"][0]["down"][0]["scalars"] += 1
+    path.write_text(json.dumps(contract, indent=1) + "\n")
+
+
+@pytest.mark.parametrize("damage", [halved, flip, other_scalars, Path.unlink])
+def test_a_damaged_contract_is_named_and_written_anew(folder: Path, damage: Callable[[Path], Any]) -> None:
+    path = folder / "contract.json"
+    before = path.read_bytes()
+    damage(path)
+    if path.exists():
+        with pytest.raises(RunError, match=r"contract\.json .*; put a whole copy .* potluck resume"):
+            write_pages(folder)
+    resume(folder)
+    assert path.read_bytes() == before
+    write_pages(folder)
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "models", "predictions", "report.html", "contract.json"])

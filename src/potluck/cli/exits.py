@@ -14,12 +14,13 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn, ParamSpec
 
 import typer
 
 from potluck.core.plain_values import printable
-from potluck.errors import PotluckError, kind_and_message
+from potluck.errors import ConfigError, PotluckError, kind_and_message, of_a_warning
 from potluck.front_door import about_exit, own_place
 from potluck.signals import held_back
 
@@ -49,12 +50,21 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
     @functools.wraps(command)
     def run(*args: P.args, **options: P.kwargs) -> None:
         try:
+            _check_here()
             command(*args, **options)
         except BaseException as error:
             with held_back(forget=True):  # a second Ctrl-C must not cut the sentence off
                 _fail(error, debug=bool(options.get("debug")))
 
     return run
+
+
+def _check_here() -> None:
+    """Refuse to work in a folder that is gone: libraries that are loaded there end the process without a reason."""
+    try:
+        Path.cwd()
+    except FileNotFoundError as error:
+        raise ConfigError("the folder where you are was removed; change to another one") from error
 
 
 def _fail(error: BaseException, debug: bool) -> NoReturn:
@@ -97,6 +107,8 @@ def explained(error: BaseException) -> tuple[str, int]:
         return f"error: {about_exit(place)}", 2
     if place is not None:
         return f"error: {place}: {told}; run again with --debug to see how it came there", 2
+    if isinstance(error, Warning):
+        return f"error: {of_a_warning(error)}", 2
     return f"internal error: {told}; run again with --debug to see where", 1
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import itertools
 import json
 import logging
 import math
@@ -25,6 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from PIL import Image
 
+from potluck.data.parquet_pages import pages_of
 from potluck.errors import DataError
 from potluck.files import check_plain
 from potluck.hub import in_time
@@ -35,6 +37,7 @@ FOLDER_VARIABLE = "POTLUCK_DATA"
 LIMIT_VARIABLE = "POTLUCK_DATA_LIMIT"  # bytes that one Parquet file may take in memory
 HUB_PATIENCE = 8.0  # seconds in which the hub must say something
 _LIMIT = 8 * 2**30
+_CELL, _OBJECT = 8, 128  # bytes of a number in memory, and of an object of Python with a place in a column
 _FEW_ROWS, _SOME_ROWS = 100, 10_000  # whose texts are counted together
 _LAYOUTS = (
     "{split}-*.parquet",
@@ -341,14 +344,36 @@ def check_size(path: Path, columns: Sequence[str] | None = None) -> None:
 
     `columns` are those that will be read, all if none are named.
     """
-    metadata, limit = _open(path).metadata, size_limit()
-    groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
-    cells = metadata.num_rows * max(1, metadata.num_columns)
-    values = sum(group.column(place).num_values for group in groups for place in range(group.num_columns))
-    needed = max(sum(group.total_byte_size for group in groups), 8 * cells, 8 * values)
+    file, limit = _open(path), size_limit()
+    metadata = file.metadata
+    cells = metadata.num_rows * max(_CELL, sum(_in_memory(field.type) for field in file.schema_arrow))
+    needed = max(cells, *_in_pages(path, file))
     if needed <= limit:
         needed = _unpacked(path, columns, limit)
     check_room(path, needed, metadata.num_rows)
+
+
+def _in_memory(kind: pa.DataType) -> int:
+    """The bytes that a value of a column takes once it is in a frame, without those of a text or of a list's items.
+
+    What numpy has no type for becomes an object of Python for each row.
+    """
+    return _OBJECT if pa.types.is_nested(kind) or pa.types.is_decimal(kind) else _CELL
+
+
+def _in_pages(path: Path, file: pq.ParquetFile) -> tuple[int, int]:
+    """The bytes of all pages when they are unpacked, and of all values: those of a fixed length may be long.
+
+    What the pages say of themselves counts: the head of the file may claim anything.
+    """
+    widths = [max(_CELL, file.schema.column(place).length or 0) for place in range(len(file.schema))]
+    unpacked = values = 0
+    try:
+        for width, found in zip(itertools.cycle(widths), pages_of(path, file.metadata), strict=False):
+            unpacked, values = unpacked + found.size, values + width * found.values
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from error
+    return unpacked, values
 
 
 def check_room(path: Path, needed: int, rows: int) -> None:

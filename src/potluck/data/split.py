@@ -32,7 +32,7 @@ from potluck.data.partition import (
 from potluck.data.scaling import Scaling
 from potluck.data.shift import FeatureShiftConfig, Shift, check_shift
 from potluck.data.split_lines import read_lines
-from potluck.errors import DataError
+from potluck.errors import DataError, first_twice
 from potluck.files import LARGEST_JSON, check_values, read_bounded, write_whole
 from potluck.front_door import front_door
 
@@ -328,8 +328,7 @@ def join_splits(splits: Sequence[Split], renumber: Sequence[bool]) -> Split:
         clients += [replace(client, id=names[client.id]) for client in split.clients]
         held_out += [names[id] for id in split.held_out]
     ids = [client.id for client in clients]
-    if len(set(ids)) < len(ids):
-        repeated = next(id for id in ids if ids.count(id) > 1)
+    if (repeated := first_twice(ids)) is not None:
         raise DataError(f"two groups of the federation have a client {repeated!r}: give each its own id")
     return Split.of(clients, held_out)
 
@@ -438,8 +437,7 @@ def _from_json(content: Any, path: Path) -> Split:
         raise DataError(f"{path}: every client must be an object with train, validation and test rows")
     clients = tuple(_client_from_json(entry, path) for entry in entries)
     ids = [client.id for client in clients]
-    if len(set(ids)) < len(ids):
-        repeated = next(id for id in ids if ids.count(id) > 1)
+    if (repeated := first_twice(ids)) is not None:
         raise DataError(f"{path} has two clients with the id {repeated!r}: give each its own")
     return Split.of(clients, _held_out(content, ids, path))
 

@@ -46,6 +46,7 @@ from potluck.errors import ConfigError, RoundFailed, RunError
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
 from potluck.runs.api import write_start
+from potluck.runs.environment import keep_contract
 from potluck.runs.folder import RunFolder
 from potluck.runs.loop import Run
 from potluck.runs.observers import Observer
@@ -243,6 +244,7 @@ class ServedRun:
             write_start(self.folder, self.experiment, federation)
         else:
             federation.save_split(self.folder / "split.json")
+            keep_contract(self.folder, federation)
         values = self.register.values
         run = federated_run(
             self.engine,

@@ -27,7 +27,8 @@ from potluck.core import metrics as facts_of
 from potluck.core.metrics import MetricFacts
 from potluck.errors import ConfigError, RunError, nearest
 from potluck.experiment.overrides import read_yaml
-from potluck.files import read_json
+from potluck.files import read_json, sha256
+from potluck.report.again import to_go_on
 from potluck.report.format import rounded
 from potluck.report.reading import check_width, fields_in, log_lines, reading
 
@@ -37,6 +38,7 @@ View = Literal["last", "best_by_validation", "best_by_test"]
 VIEWS: tuple[View, ...] = get_args(View)
 Key = tuple[str, str]  # moment, mode
 ACCURACY = "accuracy"
+CONTRACT = "contract.json"
 ENVIRONMENT = "environment.json"
 MOMENTS = ("after_aggregation", "after_training", "before")  # the headline is the first one logged
 
@@ -548,11 +550,32 @@ def read_mapping(path: Path) -> dict[str, Any] | None:
     """A JSON mapping of a run; None when the file is absent."""
     if not path.exists():
         return None
-    remedy = start_remedy(path.parent) if path.name in (ENVIRONMENT, "split.json") else "repair or remove it"
+    remedy = _remedy(path)
     value = read_json(path, remedy)
     if not isinstance(value, dict):
         raise RunError(f"{path} is not a mapping; {remedy}")
     return value
+
+
+def _remedy(path: Path) -> str:
+    """What to do about a damaged file."""
+    if path.name in (ENVIRONMENT, "split.json"):
+        return start_remedy(path.parent)
+    return _anew(path.parent) if path.name == CONTRACT else "repair or remove it"
+
+
+def read_contract(folder: Path, environment: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What `contract.json` says, None when it is absent; refused if it is not what `environment.json` knows."""
+    path = folder / CONTRACT
+    found, known = read_mapping(path), environment.get("contract")
+    if found is not None and isinstance(known, str) and sha256(path) != known:
+        raise RunError(f"{path} is damaged: its SHA-256 is not the one that was noted; {_anew(folder)}")
+    return found
+
+
+def _anew(folder: Path) -> str:
+    onward = to_go_on(folder, portable=True)
+    return f"put a whole copy of it back, or resume the run, which writes it anew: {onward}"
 
 
 def start_remedy(folder: Path) -> str:

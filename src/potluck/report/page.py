@@ -39,6 +39,7 @@ from potluck.report.log import (
     kept_round,
     method_name,
     read_config,
+    read_contract,
     read_mapping,
     read_metrics,
     read_table,
@@ -64,7 +65,7 @@ from potluck.report.split_chart import split_chart
 from potluck.report.split_file import by_group, read_split, total_of
 
 MOST_ROWS = 1000  # clients in the table of a page
-_ELSEWHERE = ("models", "settings")  # what other parts of the page show of environment.json
+_ELSEWHERE = ("models", "settings", "contract")  # what other parts of the page show of environment.json
 _Part = dict[str, Any] | None  # what the template of a section needs; None leaves the section out
 
 # --- a run ----------------------------------------------------------------------------------------------
@@ -148,12 +149,13 @@ def _load(folder: Path) -> _Run:
     stored = read_mapping(folder / "summary.json") or {}
     chosen = stored.get("accuracy") or {}
     logged = summarise(metrics, chosen.get("when"), chosen.get("mode")) if metrics.series else chosen
+    environment = read_mapping(folder / "environment.json") or {}
     return _Run(
         folder=folder,
         config=config,
-        environment=read_mapping(folder / "environment.json") or {},
+        environment=environment,
         split=read_split(folder / "split.json", logged.get("per_client") or ()),
-        contract=read_mapping(folder / "contract.json") or {},
+        contract=read_contract(folder, environment) or {},
         summary=(stored or _unfinished(folder, config)) | {"accuracy": logged},
         tuning=read_mapping(folder / "tuning.json") or {},
         metrics=metrics,

@@ -40,8 +40,8 @@ def kept_files(folder: Path) -> dict[int, Path]:
 
 def read_file(file: Path) -> pa.Table:
     """One file of predictions as a table; one that is damaged, none, or too large for the memory is refused."""
-    _check_size(file)
     with reading(file, "put a whole copy of it back, or remove it"):
+        _check_size(file)
         table = parquet.read_table(file, page_checksum_verification=True)
         if not len(table) or not all(_is_column(table, name) for name in COLUMNS):
             raise RunError(
@@ -57,13 +57,13 @@ def _is_column(table: pa.Table, name: str) -> bool:
 
 
 def _check_size(file: Path) -> None:
-    """Refuse a file that would become too large in memory; whoever reads it says what else is wrong."""
+    """Refuse a file that would become too large in memory, or of which nobody can say that."""
     try:
         check_size(file)
     except TooLargeError as error:
         raise RunError(str(error)) from error
-    except DataError:
-        return
+    except DataError as error:
+        raise error.__cause__ or error from None
 
 
 # --- what they show -------------------------------------------------------------------------------------

@@ -18,14 +18,14 @@ from potluck.experiment.build import check_data_here
 from potluck.experiment.export import to_values
 from potluck.experiment.overrides import Override
 from potluck.experiment.schema import Experiment, also_loading, with_plugins
-from potluck.federation.explain import explain
 from potluck.federation.federation import Federation
 from potluck.files import write_json, write_whole
 from potluck.front_door import front_door
 from potluck.plugins import listed
 from potluck.report.again import to_go_on
+from potluck.report.log import CONTRACT
 from potluck.runs import pilots
-from potluck.runs.environment import check_texts, environment
+from potluck.runs.environment import check_texts, contract_text, environment
 from potluck.runs.folder import RunFolder
 from potluck.runs.kept_models.keeping import check_keep
 from potluck.runs.loop import Interrupted, Run
@@ -214,7 +214,7 @@ def _cleared(folder: RunFolder) -> Iterator[None]:
 def write_start(folder: RunFolder, experiment: Experiment, federation: Federation) -> None:
     """Write what a run folder holds from the start; the configuration last, as the sign that all is there."""
     federation.save_split(folder / "split.json")
-    write_json(folder / "contract.json", explain(federation))
+    write_whole(folder / CONTRACT, contract_text(federation))
     write_json(folder / "environment.json", environment(experiment, federation))
     write_whole(folder / "config.yaml", experiment.to_yaml().encode())
 

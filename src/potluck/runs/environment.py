@@ -18,7 +18,10 @@ from potluck.errors import ConfigError, DataError, RunError
 from potluck.experiment.export import to_values
 from potluck.experiment.origins import registered_here
 from potluck.experiment.schema import Experiment
+from potluck.federation.explain import explain
 from potluck.federation.federation import Federation
+from potluck.files import sha256, write_whole
+from potluck.report.log import CONTRACT
 from potluck.runs.fetched_files import fetched_files
 from potluck.runs.folder import FORMAT, RunFolder
 from potluck.runs.own_code import own_code, reach, texts_in
@@ -46,6 +49,7 @@ def environment(experiment: Experiment, federation: Federation) -> dict[str, Any
         "split": federation.split.hash,
         "views": views_hash(federation.split),
         **data_facts(federation),
+        "contract": hashlib.sha256(contract_text(federation)).hexdigest(),
         "origins": origins,
         "metrics": {name: own.facts.to_json() for name, own in federation.clients.metrics.items()},
         "modes": list(federation.method.modes),
@@ -112,6 +116,25 @@ def kept_split(folder: RunFolder, about: Mapping[str, Any]) -> Split:
     if (split.hash, views_hash(split)) != (about.get("split"), about.get("views")):
         raise RunError(f"{path} is not the split this run began with; {folder.remedy}")
     return split
+
+
+def contract_text(federation: Federation) -> bytes:
+    """The content of `contract.json`."""
+    return (json.dumps(explain(federation), indent=1) + "\n").encode()
+
+
+def keep_contract(folder: RunFolder, federation: Federation) -> None:
+    """Write a contract anew that is lost or damaged, if it can be made as it was: it is no input of a run."""
+    path, known = folder / CONTRACT, folder.about().get("contract")
+    if known is None or (path.exists() and sha256(path) == known):
+        return
+    content = contract_text(federation)
+    if hashlib.sha256(content).hexdigest() != known:
+        raise RunError(
+            f"{path} is damaged: its SHA-256 is not the one that was noted; put a whole copy of it back, or start "
+            "a new run"
+        )
+    write_whole(path, content)
 
 
 def check_version(folder: Path, about: Mapping[str, Any]) -> None:

@@ -71,6 +71,7 @@ class _Environment(BaseModel):
     seal: str | None = None
     split: str | None = None
     views: str | None = None
+    contract: str | None = None
     data: list[str] = []
     public: str | None = None
     origins: dict[str, str] = {}

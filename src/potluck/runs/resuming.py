@@ -25,10 +25,9 @@ from potluck.federation.federation import Federation
 from potluck.files import sha256, write_json, write_whole
 from potluck.report.again import comparison_of
 from potluck.report.format import counted
-from potluck.report.log import read_mapping
 from potluck.report.reading import reading
 from potluck.runs import pilots
-from potluck.runs.environment import check_version, data_facts, kept_split, machine
+from potluck.runs.environment import check_version, data_facts, keep_contract, kept_split, machine
 from potluck.runs.fetched_files import check_fetched_files
 from potluck.runs.folder import RunFolder
 from potluck.runs.observers.checkpoints import begin_again, saved_round
@@ -87,7 +86,6 @@ class Past:
                 raise RunError(
                     f"{folder / 'environment.json'} says nothing of {key!r}: it is not whole; {folder.remedy}"
                 )
-        read_mapping(folder / "contract.json")  # the report at the end of the run needs it
         return cls(folder, about, from_round)
 
     # --- the experiment that goes on ---
@@ -252,7 +250,10 @@ class Past:
             )
 
     def record(self, experiment: Experiment, federation: Federation) -> None:
-        """Write down what is different from here on: in `environment.json`, then in `config.yaml`."""
+        """Write down what is different from here on: in `environment.json`, then in `config.yaml`.
+
+        A damaged contract is written anew: the report at the end of the run needs it.
+        """
         settings, now = to_values(experiment), machine(federation)
         found = [
             *changes_since(self.about["settings"], experiment),
@@ -265,6 +266,7 @@ class Past:
             ]
             about = self.about | now | {"settings": settings, "changes": [*self.about["changes"], *changes]}
             write_json(self.folder / "environment.json", about | {"seal": self._seal(settings)})
+        keep_contract(self.folder, federation)
         written = experiment.to_yaml().encode()
         if sha256(self.folder / "config.yaml") != hashlib.sha256(written).hexdigest():
             write_whole(self.folder / "config.yaml", written)

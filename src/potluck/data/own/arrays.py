@@ -14,7 +14,7 @@ from torch import Tensor
 from potluck.core.dataset import Dataset, Encoder
 from potluck.core.task import KindName, Task
 from potluck.data.own.pieces import Array, Piece, in_order, own_rows_of, owners_of, rows_of
-from potluck.errors import DataError, nearest
+from potluck.errors import DataError, first_twice, nearest
 from potluck.front_door import front_door
 
 TaskName = Literal["classification", "multi-label", "segmentation", "regression"]
@@ -81,7 +81,7 @@ def check_class_names(name: str, given: Any) -> None:
     if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
         raise DataError(f"{name}: class_names: give a list of texts, not {given!r}")
     names = list(map(str, given))
-    if twice := next((one for one in names if names.count(one) > 1), None):
+    if (twice := first_twice(names)) is not None:
         raise DataError(f"{name}: class_names holds {twice!r} twice: give each class a name of its own")
 
 

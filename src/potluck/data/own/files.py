@@ -18,7 +18,7 @@ from potluck.data.own.encoding import Missing
 from potluck.data.own.frames import Categories, Standardize, Table
 from potluck.data.parquet import LIMIT_VARIABLE, check_room, check_size, size_limit
 from potluck.data.registry import register
-from potluck.errors import DataError, check_path, first_line
+from potluck.errors import DataError, check_path, first_line, first_twice
 from potluck.files import SETTINGS, check_plain, in_home
 from potluck.front_door import front_door
 
@@ -107,7 +107,7 @@ def _by_client(paths: Paths, dir: Path, by: str | None) -> Any:
     if by is not None:
         raise DataError(f"{len(found)} files, one per client, and by {by!r}: give one file, or leave out by")
     names = [path.stem for path in found]
-    twice = next((name for name in names if names.count(name) > 1), None)
+    twice = first_twice(names)
     if twice is not None:
         raise DataError(f"two files are called {twice!r}: name the clients, {{{twice}: path, …}}")
     return dict(zip(names, found, strict=True))

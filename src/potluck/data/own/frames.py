@@ -22,7 +22,7 @@ from potluck.data.own.encoding import (
     numbers,
 )
 from potluck.data.own.pieces import Piece
-from potluck.errors import DataError, nearest
+from potluck.errors import DataError, first_twice, nearest
 from potluck.front_door import front_door
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ Categories = str | Sequence[str] | Mapping[str, Sequence[Any]]
 Standardize = Literal["client", "none"]
 MOST_CATEGORIES = 100  # more of them look like names or free text
 DATE = re.compile(r"\s*\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\s*\d{1,2}[/.]\d{1,2}[/.]\d{4}")
+LONGEST_TEXT = 1_000  # letters
 
 
 @front_door(DataError, apart=("by",))
@@ -109,7 +110,7 @@ class Table:
             raise DataError(
                 f"{self.name}: {key}: give the name of a column, or a list of names, not {given!r}"
             )
-        if twice := next((one for one in names if names.count(one) > 1), None):
+        if (twice := first_twice(names)) is not None:
             raise DataError(f"{self.name}: {key} names {twice!r} twice; name each column once")
 
     @property
@@ -138,6 +139,9 @@ class Table:
                 raise DataError(f"{where}: the clients are given one by one: leave out by")
         tables = [(where, frame) for _, _, where, frame in found]
         columns = self._features(tables)
+        for where, frame in tables:
+            for column in (*columns, *self.targets, *([self.by] if self.by else [])):
+                _refuse_long(where, column, frame[column])
         encoding = Encoding(tuple(self._column(column, tables) for column in columns), self.missing)
         task = self.task or self._guess(tables)
         pieces = [
@@ -323,6 +327,16 @@ def _refuse_lists(where: str, column: str, values: Values) -> None:
     if cell is not None:
         raise DataError(
             f"{where}: column {column!r} holds a {type(cell).__name__} in a cell: give a number or a text in each"
+        )
+
+
+def _refuse_long(where: str, column: str, values: Values) -> None:
+    """Refuse a column with a long name or long texts: each row would take as much memory as the longest."""
+    longest = max((len(one) for one in values if isinstance(one, str)), default=0) if _is_text(values) else 0
+    if max(longest, len(column)) > LONGEST_TEXT:
+        raise DataError(
+            f"{where}: column {column[:20]!r} has a text of more than {LONGEST_TEXT:,} letters: columns, classes, "
+            "categories and clients need short names; leave this column out, or give texts to from_datasets"
         )
 
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from potluck.errors import RunError
 from potluck.files import read_json
 from potluck.report.format import size
-from potluck.report.log import LogFormat, read_mapping, read_table
+from potluck.report.log import LogFormat, read_contract, read_mapping, read_table
 from potluck.report.pictures.clients import client_bars
 from potluck.report.pictures.split import split_picture
 from potluck.report.pictures.timeline import rounds_picture, trace_picture
@@ -120,7 +120,7 @@ def clients(asked: Asked) -> Figure:
 def wire(asked: Asked) -> Figure:
     """What crosses in a round, from `contract.json` and the ledger."""
     run = asked.only
-    contract = read_mapping(run.folder / "contract.json")
+    contract = read_contract(run.folder, read_mapping(run.folder / "environment.json") or {})
     if contract is None:
         raise RunError(
             f"{run.folder} has no contract.json; copy the folder again, or run the experiment again"
