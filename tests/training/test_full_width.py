@@ -9,8 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils import parametrizations
+from torch.utils.flop_counter import FlopCounterMode
 
+from potluck.testing.double_precision import double_precision
 from potluck.training import full_width as width
 from potluck.training.full_width import WORTH_IT, full_width, has_product, linear, mkl_is_narrow
 
@@ -100,6 +103,15 @@ def test_transforms_of_functions_see_the_layer_of_torch() -> None:
     torch.testing.assert_close(moved, made(x) - made.bias)
 
 
+def test_operations_are_counted_and_recorded_as_those_of_torch() -> None:
+    made, x = layer(), rows(32)
+    with FlopCounterMode(display=False) as counted:
+        linear(made, x)
+    assert counted.get_total_flops() == 2 * 32 * made.weight.numel()
+    with double_precision():  # float64 that calls itself float32
+        assert linear(made.double(), x.detach().double()).isfinite().all()
+
+
 def test_layers_are_as_before_afterwards_and_changed_ones_are_not_touched() -> None:
     plain, changed, computed = layer(), layer(), parametrizations.weight_norm(layer())
     changed.forward = lambda x: x  # type: ignore[method-assign]
@@ -124,6 +136,11 @@ def test_nothing_changes_where_mkl_is_quick(monkeypatch: pytest.MonkeyPatch) -> 
     made = layer()
     with full_width([made]):
         assert "forward" not in vars(made)
+
+
+def test_whatever_is_active_oneDNN_is_found() -> None:
+    with double_precision(), FakeTensorMode():
+        assert has_product()
 
 
 @pytest.mark.parametrize(

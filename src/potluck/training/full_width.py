@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from potluck.training.fused_casts import is_changed
 
@@ -58,8 +59,14 @@ def _is_large(x: Tensor, weight: Tensor) -> bool:
         and x.device.type == weight.device.type == "cpu"
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
+        and not _is_watched()
         and not torch._C._are_functorch_transforms_active()
     )
+
+
+def _is_watched() -> bool:
+    """Whether something counts, records or replaces operations: it knows torch's own."""
+    return bool(torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack())
 
 
 class _Linear(torch.autograd.Function):
@@ -117,8 +124,9 @@ def cpu_maker() -> str:
 
 def has_product() -> bool:
     """Whether this build of torch has oneDNN's linear layer, tried with a small one."""
-    one = torch.ones(2, 2)
     try:
-        return bool(torch.equal(product(one, one, one[0]), one + 2))
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            one = torch.ones(2, 2, dtype=torch.float32, device="cpu")
+            return bool(torch.equal(product(one, one, one[0]), one + 2))
     except (AttributeError, RuntimeError, TypeError):
         return False
