@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from potluck.data.parquet_pages import Pages, pages_of
-from potluck.errors import DataError
+from potluck.errors import MOST_KNOWN, DataError, some
 from potluck.files import check_plain
 from potluck.hub import in_time
 
@@ -332,7 +332,7 @@ def _column_name(path: Path, names: Sequence[str]) -> str:
         if name in present:
             return name
     raise DataError(
-        f"{path} has no column {' or '.join(repr(name) for name in names)}, only {', '.join(present)}: "
+        f"{path} has no column {' or '.join(repr(name) for name in names)}, only {some(present, MOST_KNOWN)}: "
         f"the file belongs to another data set"
     )
 
