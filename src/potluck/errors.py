@@ -102,15 +102,16 @@ class PotluckAdvice(UserWarning):
 
 
 ALIKE = 0.6  # from 0 to 1: names less alike than this are no help as a guess
+MOST_KNOWN = 100  # names in a sentence; a table may have columns without end
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint for a sentence about an unknown name: the nearest known name, or all of them."""
+    """A hint for a sentence about an unknown name: the nearest known name, or the known ones."""
     known = sorted(known)
     if not known:
         return "there is none"
     close = difflib.get_close_matches(str(name), known, n=1, cutoff=ALIKE)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+    return f"did you mean {close[0]!r}?" if close else f"known: {some(known, MOST_KNOWN)}"
 
 
 def some(names: Iterable[str], most: int = 5) -> str:

@@ -357,9 +357,14 @@ def held(folder: Path) -> Iterator[Path]:
         if folder.is_symlink():
             raise RunError(f"{folder} is a link, which is not followed; put a folder there") from error
         raise
+    by_handle = Path(f"/proc/self/fd/{handle}")
     try:
-        by_handle = Path(f"/proc/self/fd/{handle}")
         yield by_handle if by_handle.is_dir() else folder
+    except OSError as error:
+        for named in ("filename", "filename2"):
+            if isinstance(found := getattr(error, named), str) and Path(found).is_relative_to(by_handle):
+                setattr(error, named, str(folder / Path(found).relative_to(by_handle)))
+        raise
     finally:
         os.close(handle)
 

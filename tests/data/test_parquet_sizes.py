@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import subprocess
+import sys
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyarrow.parquet.encryption as encryption
 import pytest
 
 from potluck.data.own.files import from_files
@@ -115,8 +118,8 @@ def test_what_pages_have_is_what_was_written(tmp_path: Path, version: str, compr
     )
     metadata = pq.read_metadata(file)
     chunks = [metadata.row_group(group).column(place) for group in range(5) for place in range(2)]
-    assert [found.values for found in pages_of(file, metadata)] == [chunk.num_values for chunk in chunks]
-    assert all(found.size for found in pages_of(file, metadata))
+    assert [found.values for found in pages_of(file, 2)] == [chunk.num_values for chunk in chunks]
+    assert all(found.size for found in pages_of(file, 2))
 
 
 def test_pages_that_cannot_be_read_are_said_to_be_so(tmp_path: Path) -> None:
@@ -127,34 +130,116 @@ def test_pages_that_cannot_be_read_are_said_to_be_so(tmp_path: Path) -> None:
         check_size(file)
 
 
-def test_columns_that_share_their_pages_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = write(tmp_path / "a.parquet", pa.array(np.zeros(ROWS)))
-    metadata = pq.read_metadata(file)
-    group = metadata.row_group(0)
-    shared = Mock(num_columns=20, column=lambda place: group.column(0))
-    forged = Mock(num_row_groups=20, row_group=lambda number: shared)
-    with pytest.raises(ValueError, match="its columns do not fit into it"):
-        list(pages_of(file, forged))
-
-
 HEAD = bytes.fromhex("1500 1520 1520 2c 15 80897a 15 10 15 06 15 06 00 00")
+CHUNK = (
+    bytes.fromhex("3c 56 02") + b"\x26" + varint(len(HEAD) + 16) + bytes.fromhex("26 08 00")
+)  # its only page is first
 
 
-def values_in(path: Path, head: bytes) -> int:
-    """How many values a file has whose only page has this head."""
-    path.write_bytes(b"PAR1" + head + bytes(16))
-    column = Mock(
-        data_page_offset=4, has_dictionary_page=False, total_compressed_size=len(head) + 16, num_values=1
+def forged(path: Path, head: bytes = HEAD, chunk: bytes = CHUNK, columns: int = 1, groups: int = 1) -> Path:
+    """A file of which the first page has this head, and the file's own head so many columns of it in each group."""
+    group = bytes([0x19, 0xFC, columns]) + (chunk + b"\0") * columns + b"\0"
+    about = bytes([0x49, 0xFC, groups]) + group * groups + b"\0"
+    path.write_bytes(b"PAR1" + head + bytes(16) + about + len(about).to_bytes(4, "little") + b"PAR1")
+    return path
+
+
+def test_columns_that_share_their_pages_are_refused(tmp_path: Path) -> None:
+    assert len(list(pages_of(forged(tmp_path / "a"), 1))) == 1
+    with pytest.raises(ValueError, match="its columns do not fit into it"):
+        list(pages_of(forged(tmp_path / "a", columns=20, groups=20), 20))
+
+
+@pytest.mark.parametrize(
+    ("chunk", "columns", "said"),
+    [
+        (CHUNK + bytes.fromhex("5c 1c 00 00"), 1, "a column of it is encrypted"),
+        (CHUNK, 2, "has other columns than its head"),
+        (CHUNK[:-1] + bytes.fromhex("06 0a 02 00"), 1, "fields that are none"),  # the number again
+        (b"", 1, ""),
+    ],
+)
+def test_a_head_of_the_file_is_looked_at_as_well(
+    tmp_path: Path, chunk: bytes, columns: int, said: str
+) -> None:
+    file = forged(tmp_path / "a", chunk=chunk, columns=columns)
+    if not said:
+        assert [found.values for found in pages_of(file, 1)] == [0]
+        return
+    with pytest.raises(ValueError, match=said):
+        list(pages_of(file, 1))
+
+
+@pytest.mark.parametrize("cut", [b"\xff\xff\xff\x7f", b"\0\0\0\0"])
+def test_a_head_of_another_length_is_refused(tmp_path: Path, cut: bytes) -> None:
+    file = forged(tmp_path / "a")
+    file.write_bytes(file.read_bytes()[:-8] + cut + b"PAR1")
+    with pytest.raises(ValueError, match="cut off"):
+        list(pages_of(file, 1))
+
+
+class Keys(encryption.KmsClient):  # type: ignore[misc]
+    """Keeps no secret."""
+
+    def wrap_key(self, key_bytes: bytes, master_key_identifier: str) -> bytes:
+        return base64.b64encode(key_bytes)
+
+
+def test_an_encrypted_column_ends_no_process(tmp_path: Path) -> None:
+    """Arrow ends the process when it is asked where such a column is."""
+    table = pa.table({"x": [0.0] * ROWS, "y": [0, 1] * (ROWS // 2)})
+    keys = encryption.CryptoFactory(lambda _: Keys()).file_encryption_properties(
+        encryption.KmsConnectionConfig(),
+        encryption.EncryptionConfiguration("a", column_keys={"b": ["x"]}, plaintext_footer=True),
     )
-    group = Mock(num_columns=1, column=lambda place: column)
-    (found,) = pages_of(path, Mock(num_row_groups=1, row_group=lambda number: group))
-    return found.values
+    file = tmp_path / "a.parquet"
+    pq.write_table(table, file, encryption_properties=keys)
+    script = f"import pathlib, potluck.data.own.files as own; own.read_table(pathlib.Path({str(file)!r}))"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "a.parquet is not readable Parquet (a column of it is encrypted)" in ended.stderr
+
+
+@pytest.mark.parametrize("encoding", ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"])
+@pytest.mark.parametrize("listed", [False, True])
+def test_texts_written_as_differences_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str, listed: bool
+) -> None:
+    """Other programs write texts in this way; what one has in common with the one before it is not in the file."""
+    texts = [[text] if listed else text for text in ("b" * 10_000, "b" * 9_999) * (ROWS // 2)]
+    file = write(tmp_path / "a.parquet", pa.array(texts), use_dictionary=False, column_encoding={
+        "z": encoding, "x": "PLAIN", "y": "PLAIN",
+    })  # fmt: skip
+    assert file.stat().st_size < 20_000
+    assert len(from_files(file, target="y", task="classification", features=["x"])) == ROWS
+    monkeypatch.setenv("POTLUCK_DATA_LIMIT", str(9_999 * ROWS))
+    with pytest.raises(TooLargeError, match=r"a\.parquet would take"):
+        check_size(file)
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_texts_that_arrow_copies_are_counted_before_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: bool
+) -> None:
+    json = pytest.importorskip("pyarrow", minversion="19").json_()
+    texts = pa.ExtensionArray.from_storage(json, pa.array([f'"{"b" * 1_000_000}"'] * 100))
+    column = pa.ListArray.from_arrays(pa.array(range(101), pa.int32()), texts) if listed else texts
+    file = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"z": column}), file, compression="zstd", write_statistics=False)
+    del column, texts
+    monkeypatch.setenv("POTLUCK_DATA_LIMIT", "10000000")
+    before = pa.total_allocated_bytes()
+    most = pa.default_memory_pool().max_memory()
+    with pytest.raises(TooLargeError, match=r"a\.parquet would take"):
+        check_size(file)
+    assert pa.total_allocated_bytes() == before
+    assert pa.default_memory_pool().max_memory() <= max(most, before + 20_000_000)
 
 
 @pytest.mark.parametrize("more", ["", "a602", "a93502040600", "a80161", "ac18017800", "a1", "a7" + "00" * 8])
 def test_what_a_later_version_adds_to_a_head_is_left_out(tmp_path: Path, more: str) -> None:
     head = HEAD[:-1] + bytes.fromhex(more) + b"\0"
-    assert values_in(tmp_path / "a", head) == 1_000_000
+    assert next(pages_of(forged(tmp_path / "a", head), 1)).values == 1_000_000
 
 
 @pytest.mark.parametrize(
@@ -174,4 +259,4 @@ def test_what_a_later_version_adds_to_a_head_is_left_out(tmp_path: Path, more: s
 )
 def test_a_head_that_may_be_read_in_two_ways_is_refused(tmp_path: Path, head: bytes, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        values_in(tmp_path / "a", head)
+        list(pages_of(forged(tmp_path / "a", head), 1))

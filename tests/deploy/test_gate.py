@@ -341,6 +341,8 @@ def test_bad_files_and_ports_are_one_sentence(tmp_path, monkeypatch):
             ("--listen", "127.0.0.1:9", "--superlink", "[::ffff:127.0.0.1]:9", "--insecure"): "are one place",
             ("--ca", "k/ca.crt"): "--certificate is missing",
             (*tls, "none"): "there is no file none",
+            (*tls, "k"): "k is a folder; name a file",
+            (*tls, "/dev/null"): "/dev/null is no plain file; name a file",
             (*tls, "empty"): "are no certificate and its key",
             (*tls, "other/server.key"): "are no certificate and its key",
             ("--ca", "empty", "--certificate", "k/server.crt", "--key", "k/server.key"): "empty is no certif",

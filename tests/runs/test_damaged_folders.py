@@ -432,7 +432,12 @@ def other_scalars(path: Path) -> None:
     path.write_text(json.dumps(contract, indent=1) + "\n")
 
 
-@pytest.mark.parametrize("damage", [halved, flip, other_scalars, Path.unlink])
+def a_terabyte(path: Path) -> None:
+    """A file that claims so much, and takes no room."""
+    os.truncate(path, 1 << 40)
+
+
+@pytest.mark.parametrize("damage", [halved, flip, other_scalars, a_terabyte, Path.unlink])
 def test_a_damaged_contract_is_named_and_written_anew(folder: Path, damage: Callable[[Path], Any]) -> None:
     path = folder / "contract.json"
     before = path.read_bytes()

@@ -26,8 +26,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from PIL import Image
 
-from potluck.data.parquet_pages import pages_of
-from potluck.errors import DataError
+from potluck.data.parquet_pages import Pages, pages_of
+from potluck.errors import MOST_KNOWN, DataError, some
 from potluck.files import check_plain
 from potluck.hub import in_time
 
@@ -38,7 +38,13 @@ LIMIT_VARIABLE = "POTLUCK_DATA_LIMIT"  # bytes that one Parquet file may take in
 HUB_PATIENCE = 8.0  # seconds in which the hub must say something
 _LIMIT = 8 * 2**30
 _CELL, _OBJECT = 8, 128  # bytes of a number in memory, and of an object of Python with a place in a column
-_FEW_ROWS, _SOME_ROWS = 100, 10_000  # whose texts are counted together
+_SOME_ROWS = 10_000  # whose texts are counted together
+_ONCE = frozenset(
+    (0, 6)
+)  # how values are written in the file as often as they stand there: plainly, or by length
+_NUMBERED = frozenset(
+    (0, 2, 8)
+)  # how they are written where Arrow can give their numbers: plainly, or by number
 _LAYOUTS = (
     "{split}-*.parquet",
     "data/{split}-*.parquet",
@@ -326,7 +332,7 @@ def _column_name(path: Path, names: Sequence[str]) -> str:
         if name in present:
             return name
     raise DataError(
-        f"{path} has no column {' or '.join(repr(name) for name in names)}, only {', '.join(present)}: "
+        f"{path} has no column {' or '.join(repr(name) for name in names)}, only {some(present, MOST_KNOWN)}: "
         f"the file belongs to another data set"
     )
 
@@ -347,9 +353,10 @@ def check_size(path: Path, columns: Sequence[str] | None = None) -> None:
     file, limit = _open(path), size_limit()
     metadata = file.metadata
     cells = metadata.num_rows * max(_CELL, sum(_in_memory(field.type) for field in file.schema_arrow))
-    needed = max(cells, *_in_pages(path, file))
+    pages = _in_pages(path, file)
+    needed = max(cells, sum(one.size for one in pages), _of_values(file, pages))
     if needed <= limit:
-        needed = _unpacked(path, columns, limit)
+        needed = _unpacked(path, columns, pages, limit)
     check_room(path, needed, metadata.num_rows)
 
 
@@ -361,19 +368,21 @@ def _in_memory(kind: pa.DataType) -> int:
     return _OBJECT if pa.types.is_nested(kind) or pa.types.is_decimal(kind) else _CELL
 
 
-def _in_pages(path: Path, file: pq.ParquetFile) -> tuple[int, int]:
-    """The bytes of all pages when they are unpacked, and of all values: those of a fixed length may be long.
+def _in_pages(path: Path, file: pq.ParquetFile) -> list[Pages]:
+    """What all pages hold, column by column in group after group.
 
     What the pages say of themselves counts: the head of the file may claim anything.
     """
-    widths = [max(_CELL, file.schema.column(place).length or 0) for place in range(len(file.schema))]
-    unpacked = values = 0
     try:
-        for width, found in zip(itertools.cycle(widths), pages_of(path, file.metadata), strict=False):
-            unpacked, values = unpacked + found.size, values + width * found.values
+        return list(pages_of(path, len(file.schema)))
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from error
-    return unpacked, values
+
+
+def _of_values(file: pq.ParquetFile, pages: Sequence[Pages]) -> int:
+    """The bytes of all values: those of a fixed length may be long."""
+    widths = [max(_CELL, file.schema.column(place).length or 0) for place in range(len(file.schema))]
+    return sum(width * one.values for width, one in zip(itertools.cycle(widths), pages, strict=False))
 
 
 def check_room(path: Path, needed: int, rows: int) -> None:
@@ -393,40 +402,72 @@ def size_limit() -> int:
     return int(given)
 
 
-def _unpacked(path: Path, columns: Sequence[str] | None, limit: int) -> int:
+def _unpacked(path: Path, columns: Sequence[str] | None, pages: Sequence[Pages], limit: int) -> int:
     """The bytes of all texts in a file; counting ends beyond `limit`.
 
-    A text that stands in many rows is in the file once, and its head says nothing of that, or says what is not so.
-    So the texts are read as the file has them, by number, and counted before any is copied.
+    A text that stands in many rows may be in the file once, and its head says nothing of that, or says what is not
+    so. Such texts are counted before any is copied for all rows.
     """
-    texts = _texts(path, columns)
+    file = _open(path)
+    texts = _texts(file, columns)
+    odd = [field.name for field in file.schema_arrow if "extension<" in str(field.type)]
     total = 0
     try:
-        for batch in _numbered(path, texts) if texts else ():
-            total += sum(map(_bytes_of, batch.columns))
-            if total > limit:
-                break
+        by_number = pq.ParquetFile(
+            path, memory_map=True, read_dictionary=[one.path for one in texts.values()]
+        )
+        for group in range(file.metadata.num_row_groups):
+            numbered, copied = [], []
+            for place, text in texts.items():
+                found = pages[group * len(file.schema) + place]
+                total += found.size
+                if found.encodings <= _ONCE:
+                    continue
+                if found.encodings <= _NUMBERED and not any(_holds(name, text) for name in odd):
+                    numbered.append(text.path)
+                else:
+                    copied.append((text, found))
+            rows = by_number.iter_batches(_SOME_ROWS, row_groups=[group], columns=numbered)
+            for batch in rows if numbered else ():
+                total += sum(map(_bytes_of, batch.columns))
+                if total > limit:
+                    return total
+            for text, found in copied:
+                total += _in_few_rows(file, group, text, found, limit - total)
     except (pa.ArrowException, OSError, KeyError) as error:
         raise _unreadable(path, error) from error
     return total
 
 
-def _numbered(path: Path, texts: list[str]) -> Iterator[pa.RecordBatch]:
-    """The columns of texts as numbers of texts; nested texts that Arrow cannot number, a few rows at a time."""
-    file = pq.ParquetFile(path, memory_map=True, read_dictionary=texts)
-    for group in range(file.metadata.num_row_groups):
-        try:
-            yield from file.iter_batches(_SOME_ROWS, row_groups=[group], columns=texts)
-        except pa.ArrowNotImplementedError:
-            yield from _open(path).iter_batches(_FEW_ROWS, row_groups=[group], columns=texts)
+def _in_few_rows(file: pq.ParquetFile, group: int, text: Any, pages: Pages, most: int) -> int:
+    """The bytes of the texts of a column that Arrow copies, counted a few rows at a time.
+
+    None is longer than all pages of its column; how many there are in a row of lists, Arrow does not tell.
+    """
+    if text.max_repetition_level:
+        return pages.values * pages.size
+    total, rows = 0, min(max(1, size_limit() // (4 * max(1, pages.size))), _SOME_ROWS)
+    for batch in file.iter_batches(rows, row_groups=[group], columns=[text.path]):
+        total += sum(map(_bytes_of, batch.columns))
+        if total > most:
+            break
+    return total
 
 
-def _texts(path: Path, columns: Sequence[str] | None) -> list[str]:
-    """The columns of texts or bytes, of any length."""
-    schema = _open(path).schema
-    found = [schema.column(place) for place in range(len(schema))]
-    names = [one.path for one in found if one.physical_type == "BYTE_ARRAY"]
-    return [one for one in names if columns is None or one.partition(".")[0] in columns]
+def _texts(file: pq.ParquetFile, columns: Sequence[str] | None) -> dict[int, Any]:
+    """The columns of texts or bytes, of any length, by their places."""
+    found = {place: file.schema.column(place) for place in range(len(file.schema))}
+    return {
+        place: one
+        for place, one in found.items()
+        if one.physical_type == "BYTE_ARRAY"
+        and (columns is None or any(_holds(name, one) for name in columns))
+    }
+
+
+def _holds(name: str, leaf: Any) -> bool:
+    """Whether a part of a nested column, or a whole column, belongs to the column of this name."""
+    return bool(leaf.path == name or leaf.path.startswith(f"{name}."))
 
 
 def _bytes_of(values: pa.Array) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import platform
@@ -20,7 +21,7 @@ from potluck.experiment.origins import registered_here
 from potluck.experiment.schema import Experiment
 from potluck.federation.explain import explain
 from potluck.federation.federation import Federation
-from potluck.files import sha256, write_whole
+from potluck.files import LARGEST_JSON, read_bounded, write_whole
 from potluck.report.log import CONTRACT
 from potluck.runs.fetched_files import fetched_files
 from potluck.runs.folder import FORMAT, RunFolder
@@ -126,8 +127,11 @@ def contract_text(federation: Federation) -> bytes:
 def keep_contract(folder: RunFolder, federation: Federation) -> None:
     """Write a contract anew that is lost or damaged, if it can be made as it was: it is no input of a run."""
     path, known = folder / CONTRACT, folder.about().get("contract")
-    if known is None or (path.exists() and sha256(path) == known):
+    if known is None:
         return
+    with contextlib.suppress(OSError):  # whatever is there, it is not the contract
+        if hashlib.sha256(read_bounded(path, LARGEST_JSON, follow=False)).hexdigest() == known:
+            return
     content = contract_text(federation)
     if hashlib.sha256(content).hexdigest() != known:
         raise RunError(

@@ -56,10 +56,13 @@ def require_flower() -> None:
 
 
 def require_files(*paths: Path | None) -> None:
-    """Refuse files that do not exist."""
+    """Refuse files that do not exist, and what is no file."""
     missing = next((path for path in paths if path is not None and not path.is_file()), None)
-    if missing is not None:
-        raise ConfigError(f"there is no file {missing}; check the path")
+    if missing is None:
+        return
+    if missing.exists():
+        raise ConfigError(f"{missing} is {'a folder' if missing.is_dir() else 'no plain file'}; name a file")
+    raise ConfigError(f"there is no file {missing}; check the path")
 
 
 def environment(home: Path) -> dict[str, str]:

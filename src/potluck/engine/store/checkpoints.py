@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from potluck.core.card import ClientId
 from potluck.core.packed import State
 from potluck.engine.store.manifest import Manifest
-from potluck.engine.store.state_files import on_host
+from potluck.engine.store.state_files import has_its_length, on_host
 from potluck.errors import RunError, first_line
 from potluck.files import by_readers, held, remove, sha256, sync_folder, write_whole
 
@@ -250,7 +250,9 @@ class Checkpoints:
         """Compare every file with its checksum."""
 
         def differs(name: str, stop: Event) -> str | None:
-            return None if sha256(self.folder / name, stop=stop) == manifest.sha256[name] else name
+            path = self.folder / name
+            same = has_its_length(path) and sha256(path, stop=stop) == manifest.sha256[name]
+            return None if same else name
 
         with closing(by_readers(differs, sorted(manifest.names))) as found:
             for name in found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import threading
@@ -15,9 +16,10 @@ from torch import Tensor
 
 from potluck.core.packed import Layout, Packed, State, views
 from potluck.errors import RunError
-from potluck.files import WRITING, held
+from potluck.files import WRITING, held, opened
 
 _NUMBERED = re.compile(r"clients-([0-9]{1,18})\.safetensors")  # other names are not ours
+_LONGEST_HEAD = 100_000_000  # bytes, as in safetensors
 Packing = tuple[int, Layout]  # length and layout of a packed state's single piece of memory
 
 
@@ -74,6 +76,20 @@ def data_size(path: Path) -> int:
     with path.open("rb") as file:
         head = int.from_bytes(file.read(8), "little")
     return path.stat().st_size - 8 - head
+
+
+def has_its_length(path: Path) -> bool:
+    """Whether a file is as long as its head says: one that was made longer may claim to have a terabyte."""
+    with opened(path, os.O_RDONLY) as handle:
+        size = os.fstat(handle).st_size
+        with os.fdopen(os.dup(handle), "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            try:
+                head = json.loads(file.read(min(length, _LONGEST_HEAD)))
+                ends = [one["data_offsets"][1] for name, one in head.items() if name != "__metadata__"]
+                return bool(size == 8 + length + max(ends, default=0))
+            except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+                return False
 
 
 def shapes(path: Path) -> dict[str, tuple[int, ...]]:

@@ -1,0 +1,38 @@
+"""Small things that hold for all files of a run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from potluck.engine.store.state_files import StateFiles, has_its_length
+from potluck.errors import nearest
+from potluck.files import held
+
+
+def test_an_error_in_a_folder_that_is_held_names_the_usual_path(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as lost, held(tmp_path) as place:
+        (place / "round-000001").replace(place / "b")
+    assert (lost.value.filename, lost.value.filename2) == (
+        str(tmp_path / "round-000001"),
+        str(tmp_path / "b"),
+    )
+    with pytest.raises(OSError, match=r"^plain$"), held(tmp_path):
+        raise OSError("plain")
+
+
+def test_a_state_is_as_long_as_its_head_says(tmp_path: Path) -> None:
+    for state in ({}, {"a": torch.zeros(3), "b": torch.zeros(0, 2)}):
+        path = StateFiles(tmp_path).write(state)
+        size = path.stat().st_size
+        assert has_its_length(path)
+        for other in (1 << 40, size - 1, 3):
+            os.truncate(path, other)
+            assert not has_its_length(path)
+
+
+def test_a_long_list_of_known_names_is_cut() -> None:
+    assert nearest("zzz", [f"{number:05d}" for number in range(50_000)]).endswith("00099 and 49900 more")
