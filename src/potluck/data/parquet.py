@@ -39,12 +39,9 @@ HUB_PATIENCE = 8.0  # seconds in which the hub must say something
 _LIMIT = 8 * 2**30
 _CELL, _OBJECT = 8, 128  # bytes of a number in memory, and of an object of Python with a place in a column
 _SOME_ROWS = 10_000  # whose texts are counted together
-_ONCE = frozenset(
-    (0, 6)
-)  # how values are written in the file as often as they stand there: plainly, or by length
-_NUMBERED = frozenset(
-    (0, 2, 8)
-)  # how they are written where Arrow can give their numbers: plainly, or by number
+# How values are written in a file, by number in Parquet's specification.
+_ONCE = frozenset((0, 6))  # as often as they stand there: plainly, or by length
+_NUMBERED = frozenset((0, 2, 8))  # so that Arrow can give their numbers: plainly, or by number
 _LAYOUTS = (
     "{split}-*.parquet",
     "data/{split}-*.parquet",

@@ -22,10 +22,8 @@ _ABOUT, _SECRET = 3, 8  # of a column: the second where it is encrypted
 _VALUES, _LENGTH, _DATA_AT, _DICTIONARY_AT = 5, 7, 9, 11
 _COLUMN = {_ABOUT: dict.fromkeys((_VALUES, _LENGTH, _DATA_AT, _DICTIONARY_AT), _I64), _SECRET: {}}
 _KIND, _UNPACKED, _PACKED = 1, 2, 3  # of a page
-_COUNTED = {
-    0: (5, 2),
-    3: (8, 4),
-}  # kinds with values: the field about them, and in it the one of their encoding
+# Kinds of pages with values: the field about them, and in it the one of their encoding.
+_COUNTED = {0: (5, 2), 3: (8, 4)}
 _PAGE = {
     **dict.fromkeys((_KIND, _UNPACKED, _PACKED), _I32),
     **{about: {1: _I32, encoding: _I32} for about, encoding in _COUNTED.values()},
