@@ -386,6 +386,24 @@ def test_a_site_hears_that_it_is_connected_that_the_server_has_gone_and_is_back(
     ]
 
 
+def test_a_site_hears_that_the_server_has_a_certificate_that_it_does_not_take(tmp_path):
+    now, notices = [1e9], []
+    pulse = PulseFile(tmp_path / "pulse.json", lambda: now[0])
+    connection = Connection(tmp_path / "pulse.json", "fl.example.org:8443", lambda: now[0])
+    pulse.note("pull-messages", 200)
+    connection.look(notices.append)
+    now[0] += watching.LASTS
+    pulse.note("pull-messages", 0, distrusted="certificate has expired")
+    connection.look(notices.append)
+    sentence = (
+        "the certificate of fl.example.org:8443 is not taken: certificate has expired; if the clock of this "
+        "machine is right, whoever runs the server has to renew it"
+    )
+    assert notices[1:] == [f"{sentence}; it is called again"]
+    status = SiteStatus("north", "fl.example.org:8443", tmp_path, tmp_path / "pulse.json")
+    assert status.facts()["trouble"] == sentence
+
+
 def test_the_status_of_a_site_says_since_when_its_server_is_gone(tmp_path):
     status = SiteStatus("north", "fl.example.org:8443", tmp_path, tmp_path / "pulse.json")
     pulse = PulseFile(tmp_path / "pulse.json")

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from potluck.core.plain_values import printable
 from potluck.deploy.announcements import Announcements
 from potluck.deploy.logs import Log
-from potluck.deploy.node_pulse import REFUSED, UNAUTHORISED, Pulse, clock_time, gone, trouble
+from potluck.deploy.node_pulse import REFUSED, UNAUTHORISED, Pulse, clock_time, gone, trouble, untrusted
 from potluck.deploy.progress import JOIN, Progress
 from potluck.files import read_bounded
 from potluck.live.status_file import is_finite, write_small
@@ -236,8 +236,7 @@ class SiteStatus:
         if pulse.status in AWAY:
             return f"{self.server} answers, but Flower's SuperLink behind it is away"
         if pulse.at and pulse.distrusted:
-            why = printable(pulse.distrusted)
-            return f"the certificate of {self.server} is not taken: {why}; see its dates and --ca"
+            return untrusted(self.server, printable(pulse.distrusted))
         if pulse.at and not pulse.status:
             since = "does not answer" if self._heard is None else gone(self._heard)
             return f"{self.server} {since}"

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from potluck.deploy.announcements import Listener
-from potluck.deploy.flower.connections import Security, check_server, free_port, split_address
+from potluck.deploy.flower.certificates import OutOfTime, check_server
+from potluck.deploy.flower.connections import Security, free_port, split_address
 from potluck.deploy.flower.processes import PULSE, Process, require_files, require_flower, start_supernode
 from potluck.deploy.flower.watching import PAUSE, Connection, NodeWatch, Watched, WorkerWatch, takes_calls
 from potluck.deploy.logs import VARIABLE, Log
@@ -166,8 +167,8 @@ def alone(home: Path) -> Iterator[None]:
 
 
 def _take_part(joining: Joining, notice: Notice) -> None:
-    if joining.only != "worker" and not check_server(joining.server, joining.security):
-        notice(f"nobody answers at {joining.server} yet: it is tried until the server is there")
+    if joining.only != "worker":
+        _look_at_server(joining, notice)
     if joining.simulated:
         notice(KNOWN_NOISE)
     flower = joining.home / "flower"
@@ -212,6 +213,15 @@ def _take_part(joining: Joining, notice: Notice) -> None:
                 one.look(notice)
             connection.look(notice)
             _pass_on(said, notice)
+
+
+def _look_at_server(joining: Joining, notice: Notice) -> None:
+    """Refuse a server that this site cannot speak to, and tell of one that it may speak to later."""
+    try:
+        if not check_server(joining.server, joining.security):
+            notice(f"nobody answers at {joining.server} yet: it is tried until the server is there")
+    except OutOfTime as error:
+        notice(f"{error}; it is tried again")
 
 
 def _await_worker(worker: Watched, path: Path, notice: Notice) -> None:

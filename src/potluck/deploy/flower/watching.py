@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from potluck.core.plain_values import printable
 from potluck.deploy.flower.processes import PULSE, Process
-from potluck.deploy.node_pulse import ANSWERED, REFUSED, STALL, UNAUTHORISED, Pulse, gone, trouble
+from potluck.deploy.node_pulse import ANSWERED, REFUSED, STALL, UNAUTHORISED, Pulse, gone, trouble, untrusted
 from potluck.engine import frames
 from potluck.errors import ConfigError, PotluckError
 
@@ -160,7 +161,9 @@ class Connection:
         elif self._told and self._is_gone(pulse):
             self._told = False
             assert self._heard is not None
-            notice(f"{self.server} {gone(self._heard)}")
+            why = printable(pulse.distrusted)
+            told = f"{untrusted(self.server, why)}; it is called again" if why else ""
+            notice(told or f"{self.server} {gone(self._heard)}")
 
     def _is_gone(self, pulse: Pulse) -> bool:
         """Whether calls go unanswered for long; a node that was started again has not called so far."""
