@@ -400,7 +400,8 @@ def test_a_site_says_that_the_certificate_of_its_server_has_expired(tmp_path):
     with pytest.raises(httpx.ConnectError):
         send(None, httpx.Request("POST", f"https://fl.example.org:8443{node.FLEET}activate-node"))
     told = (
-        "the certificate of fl.example.org:8443 is not taken: certificate has expired; see its dates and --ca"
+        "the certificate of fl.example.org:8443 is not taken: certificate has expired; if the clock of this "
+        "machine is right, whoever runs the server has to renew it"
     )
     assert status.facts()["trouble"] == told
 
