@@ -427,6 +427,16 @@ def test_a_site_says_what_is_wrong_with_its_connection(tmp_path, status_code, se
     assert status.facts()["trouble"] == ""
 
 
+def test_a_node_that_is_started_again_was_taken_in_before(tmp_path):
+    status = site_status(tmp_path)
+    PulseFile(status.pulse).note("activate-node", 200)
+    since = status.facts()["taken_in"]
+    status.pulse.unlink()
+    PulseFile(status.pulse).note("activate-node", 0)
+    assert since is not None
+    assert status.facts()["taken_in"] == since
+
+
 def test_a_clock_that_is_set_has_nobody_suspected_of_using_the_key(tmp_path, monkeypatch):
     status = site_status(tmp_path)
     status.pulse.with_name("taken-in").touch()

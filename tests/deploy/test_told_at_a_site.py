@@ -334,6 +334,29 @@ def test_a_key_that_a_starting_server_does_not_know_yet_is_told_only_when_it_las
     assert watch.hushed()
 
 
+def test_a_certificate_that_is_not_taken_is_told_once_and_not_in_flowers_words(tmp_path, monkeypatch):
+    watch, pulse = NodeWatch(tmp_path, "fl.example.org:8443"), PulseFile(tmp_path / "pulse.json")
+    now = [1000.0]
+    monkeypatch.setattr(watching.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(watching.time, "sleep", lambda seconds: None)
+    process = Mock(alive=False, popen=Mock(returncode=3), tail=lambda: "Exit Code: 305 [SSL: …] SSL/TLS")
+    process.name = "the SuperNode"
+    node = Watched(lambda: process, process, 1000.0, reason=watch.reason, hushed=watch.hushed)
+    notices = []
+    for why in ("certificate has expired", "certificate has expired", "Hostname mismatch"):
+        pulse.note("activate-node", 0, distrusted=why)
+        now[0] += watching.PAUSE
+        node.look(notices.append)
+    now[0] += 2 * watching.LONGEST  # it was well in between
+    node.look(notices.append)
+    told = "the SuperNode ended: the certificate of fl.example.org:8443 is not taken: "
+    assert [one.removeprefix(told).partition(";")[0] for one in notices] == [
+        "certificate has expired",
+        "Hostname mismatch",
+        "Hostname mismatch",
+    ]
+
+
 def test_a_node_whose_key_was_taken_off_the_register_hears_it_at_once_and_is_not_taken_for_online(tmp_path):
     watch, pulse = NodeWatch(tmp_path), PulseFile(tmp_path / "pulse.json")
     pulse.note("activate-node", 200)

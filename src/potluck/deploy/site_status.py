@@ -181,6 +181,9 @@ class SiteStatus:
         self.ended = False
         self.notice, self.noticed = "", self.started
         self._trouble, self._fine = "", time.monotonic()  # since when there is some, whatever the clock says
+        self._since: float | None = (
+            None  # when its node was last taken in, also one that was started again since
+        )
         self._heard: float | None = None  # its node was last answered, also one that was started again since
 
     def say(self, sentence: str) -> None:
@@ -213,6 +216,7 @@ class SiteStatus:
         """What the pulse of the node says; a node that is started again has none for a moment."""
         pulse, now = Pulse.read(self.pulse), time.time()
         self._heard = self._heard if pulse.pulled is None else pulse.pulled
+        self._since = self._since if pulse.since is None else pulse.since
         connected = pulse.answered and pulse.pulled is not None and now - pulse.pulled < RECENT
         if connected:
             self._trouble, self._fine = "", time.monotonic()
@@ -221,7 +225,7 @@ class SiteStatus:
         return {
             "server": self.server,
             "connected": connected,
-            "taken_in": pulse.since,
+            "taken_in": self._since,
             "pulled": self._heard,
             "trouble": self._trouble,
         }

@@ -200,7 +200,7 @@ def _take_part(joining: Joining, notice: Notice) -> None:
             _await_worker(watched[-1], path, notice)
             _pass_on(said, notice)
         if joining.only != "worker":
-            node = NodeWatch(flower)
+            node = NodeWatch(flower, joining.server)
             watched.append(_watch(supernode, stack))
             watched[-1].reason, watched[-1].stalled = node.reason, node.stalled
             watched[-1].hushed = node.hushed

@@ -30,7 +30,8 @@ MISSES = 2  # questions in a row without an answer, after which it is started ag
 class Watched:
     """A process that is restarted with growing pauses when it ends, or when it lives but no longer works.
 
-    `reason` says why it ended, where more is known than its last line; while `hushed` says so, that is not told.
+    `reason` says why it ended, where more is known than its last line; while `hushed` says so, that is not told,
+    nor is it told again where the process ends soon for the same reason.
     `stalled` says that it hangs. One that `works` once is started again whatever it says when it ends: what it
     lacks now, such as a place for its socket on a full disk, may come back.
     """
@@ -44,6 +45,7 @@ class Watched:
     stalled: Callable[[float], str] = lambda lived: ""
     works: bool = False
     _down: bool = field(default=False, init=False)  # it has ended, and could not be started again so far
+    _told: str = field(default="", init=False)  # the reason that was told last
 
     def look(self, notice: Callable[[str], None]) -> None:
         """Restart the process if it has ended or hangs; the pause doubles each time it ends soon."""
@@ -52,6 +54,7 @@ class Watched:
         if self.process.alive and not hangs:
             return
         self.pause = PAUSE if lived > LONGEST else min(2 * self.pause, LONGEST)
+        self._told = "" if lived > LONGEST else self._told
         if not self._down:
             self._end(hangs, notice)
         time.sleep(self.pause)
@@ -62,8 +65,10 @@ class Watched:
         if self.process.popen.returncode == BAD_INPUT and not self.works:
             raise ConfigError(self.process.tail().removeprefix("error: "))
         self.process.end()  # its own children may have outlived it
-        why = f"hangs: {hangs}" if hangs else f"ended: {self.reason() or self._last_words()}"
-        if hangs or not self.hushed():
+        reason = self.reason()
+        why = f"hangs: {hangs}" if hangs else f"ended: {reason or self._last_words()}"
+        if hangs or not (self.hushed() or (reason and reason == self._told)):
+            self._told = reason
             notice(f"{self.process.name} {why}; it is started again")
 
     def _start_again(self, notice: Callable[[str], None]) -> None:
@@ -87,14 +92,15 @@ class Watched:
 class NodeWatch:
     """What the pulse of a site's SuperNode says: why it was refused, and whether its loop stands still."""
 
-    def __init__(self, flower: Path) -> None:
+    def __init__(self, flower: Path, server: str = "the server") -> None:
+        self.server = server
         self.pulse, self.mark = flower / PULSE, flower / "taken-in"  # the mark: a server has taken this node
         self._refused_at: float | None = None
         self._dropped = False  # the server has taken this node's key off its register, or this clock was set
         self._seen, self._seen_at = Pulse(), -math.inf  # the last pulse, and when it was new by our own clock
 
     def reason(self) -> str:
-        """Why the server refuses the node; empty where that is not why it ended."""
+        """Why the server refuses the node, or the node the server; empty where that is not why it ended."""
         pulse = Pulse.read(self.pulse)
         self._dropped = pulse.dropped
         if pulse.dropped and not pulse.clock_is_off:
@@ -103,7 +109,8 @@ class NodeWatch:
             self._remember()
         if pulse.status not in (UNAUTHORISED, REFUSED):
             self._refused_at = None
-            return ""
+            why = printable(pulse.distrusted)
+            return untrusted(self.server, why) if why else ""
         self._refused_at = time.monotonic() if self._refused_at is None else self._refused_at
         return trouble(pulse, self.mark.exists(), time.monotonic() - self._refused_at)
 
