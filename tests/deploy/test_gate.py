@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import io
 import re
 import shutil
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -16,6 +19,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from potluck.cli import federation
 from potluck.cli.app import app
 from potluck.deploy.flower.certificates import tls_of
 from potluck.deploy.flower.connections import Security, free_port
@@ -351,6 +355,28 @@ def test_bad_files_and_ports_are_one_sentence(tmp_path, monkeypatch):
             assert (ended.exit_code, ended.stdout) == (2, ""), words
             assert sentence in ended.stderr
             assert len(ended.stderr.splitlines()) == 1
+
+
+def test_what_the_gate_says_has_the_time_and_a_full_disk_under_its_log_ends_nothing(monkeypatch, capfd):
+    def say(listen, superlink, security, notice):
+        notice("the SuperLink is away")
+        monkeypatch.setattr(sys, "stderr", Full())
+        notice("the SuperLink answers again")
+        monkeypatch.undo()
+        said.append("all")
+
+    said = []
+    monkeypatch.setattr(gates, "gate", say)
+    federation.gate()
+    assert re.fullmatch(r"20\d\d-\d\d-\d\dT\S+ the SuperLink is away\n", capfd.readouterr().err)
+    assert said == ["all"]
+
+
+class Full(io.StringIO):
+    """A stream on a disk that is full."""
+
+    def write(self, text):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_an_address_that_is_not_ours_is_refused():
