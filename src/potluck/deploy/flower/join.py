@@ -19,7 +19,15 @@ from potluck.deploy.announcements import Listener
 from potluck.deploy.flower.certificates import OutOfTime, check_server
 from potluck.deploy.flower.connections import Security, free_port, split_address
 from potluck.deploy.flower.processes import PULSE, Process, require_files, require_flower, start_supernode
-from potluck.deploy.flower.watching import PAUSE, Connection, NodeWatch, Watched, WorkerWatch, takes_calls
+from potluck.deploy.flower.watching import (
+    PAUSE,
+    Connection,
+    DiskWatch,
+    NodeWatch,
+    Watched,
+    WorkerWatch,
+    takes_calls,
+)
 from potluck.deploy.logs import VARIABLE, Log
 from potluck.deploy.node_keys import check_node_key
 from potluck.deploy.record_files import own_folder
@@ -204,7 +212,7 @@ def _take_part(joining: Joining, notice: Notice) -> None:
             watched.append(_watch(supernode, stack))
             watched[-1].reason, watched[-1].stalled = node.reason, node.stalled
             watched[-1].hushed = node.hushed
-        connection = Connection(flower / PULSE, joining.server)
+        connection, room = Connection(flower / PULSE, joining.server), DiskWatch(joining.home)
         where = f"takes part at {joining.server}" if joining.only != "worker" else f"waits at {path}"
         notice(f"client {joining.client} {where}; Ctrl-C ends it")
         while True:
@@ -212,6 +220,7 @@ def _take_part(joining: Joining, notice: Notice) -> None:
             for one in watched:
                 one.look(notice)
             connection.look(notice)
+            room.look(notice)
             _pass_on(said, notice)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,9 @@ ALIVE = "alive"  # the question whether a worker is there; it is answered at onc
 ASK_EVERY = 60.0  # seconds between two such questions
 ANSWER_WAIT = 30.0  # seconds it has to answer one
 LASTS = 30.0  # seconds after which it is told that a server refuses the node, or has gone
+TRIAL = ".room"  # a file that is written to see whether there is room, and removed
+TRIED = 1 << 16  # bytes of it
+TRY_EVERY = 10.0  # seconds between two trials
 MISSES = 2  # questions in a row without an answer, after which it is started again
 
 
@@ -176,6 +180,47 @@ class Connection:
         """Whether calls go unanswered for long; a node that was started again has not called so far."""
         failing = bool(pulse.at) and pulse.status not in (ANSWERED, UNAUTHORISED, REFUSED)
         return failing and self._heard is not None and self.clock() - self._heard >= LASTS
+
+
+class DiskWatch:
+    """Tells when nothing more can be written into a site's home, and when that is over.
+
+    Nobody else can: the worker's log, its announcements and the site's status are in that home.
+    """
+
+    def __init__(self, home: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self.home, self.clock = home, clock
+        self._next, self._told = -math.inf, False
+
+    def look(self, notice: Callable[[str], None]) -> None:
+        """Try now and then, and tell what has changed."""
+        if self.clock() < self._next:
+            return
+        self._next = self.clock() + TRY_EVERY
+        why = self._why_not()
+        if why and not self._told:
+            notice(
+                f"nothing can be written into {self.home} ({why}): the site refuses orders until that is possible; "
+                "make room"
+            )
+        elif self._told and not why:
+            notice(f"{self.home} can be written into again: the site goes on")
+        self._told = bool(why)
+
+    def _why_not(self) -> str:
+        """Why nothing can be written, or nothing."""
+        trial = self.home / TRIAL
+        try:
+            trial.unlink(missing_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with os.fdopen(os.open(trial, flags, 0o600), "wb") as file:
+                file.write(bytes(TRIED))
+        except OSError as error:
+            return error.strerror or str(error)
+        finally:
+            with contextlib.suppress(OSError):
+                trial.unlink(missing_ok=True)
+        return ""
 
 
 class WorkerWatch:
