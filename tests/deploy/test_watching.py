@@ -536,6 +536,14 @@ def test_a_process_that_was_killed_is_told_from_one_that_gave_up(tmp_path, monke
     assert notices == ["the worker ended: killed by signal 9; it is started again"]
 
 
+def test_a_guard_that_was_killed_is_told_as_that(monkeypatch):
+    notices, ended = [], Mock(alive=False, popen=Mock(returncode=-signal.SIGKILL), tail=lambda: "ready")
+    ended.name = "the worker"
+    monkeypatch.setattr(watching.time, "sleep", lambda seconds: None)
+    Watched(lambda: ended, ended, 0.0).look(notices.append)
+    assert notices == ["the worker ended: killed by signal 9; it is started again"]
+
+
 def open_handles():
     return len([*Path("/dev/fd").iterdir()])
 

@@ -88,6 +88,8 @@ class Watched:
     def _last_words(self) -> str:
         """The signal that has ended the process, which its guard tells as the shell does, or what it said last."""
         code = self.process.popen.returncode
+        if code < 0:  # the guard itself was killed
+            return f"killed by signal {-code}"
         if code > SIGNALLED:
             return f"killed by signal {code - SIGNALLED}"
         return self.process.tail().removeprefix("error: ")
