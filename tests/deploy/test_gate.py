@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import io
 import re
 import shutil
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -16,7 +19,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from potluck.cli import federation
 from potluck.cli.app import app
+from potluck.deploy.flower.certificates import tls_of
 from potluck.deploy.flower.connections import Security, free_port
 from potluck.errors import ConfigError
 
@@ -261,7 +266,7 @@ def test_tls_ends_at_the_gate(superlink, tmp_path):
     make_keys(tmp_path / "k", ["127.0.0.1"], [])
     keys = tmp_path / "k"
     security = Security(ca=keys / "ca.crt", certificate=keys / "server.crt", key=keys / "server.key")
-    with opened(superlink, tls=gates.tls_of(security)) as port:
+    with opened(superlink, tls=tls_of(security)) as port:
         trust = ssl.create_default_context(cafile=keys / "ca.crt")
         with socket.create_connection(("127.0.0.1", port), 10) as silent:  # never shakes hands
             with httpx.Client(base_url=f"https://127.0.0.1:{port}", verify=trust, trust_env=False) as client:
@@ -276,7 +281,7 @@ def test_new_certificates_of_both_sides_are_taken_while_the_gate_is_open(superli
     keys, notices = tmp_path / "keys", []
     shutil.copytree(tmp_path / "old", keys)
     security = Security(ca=keys / "ca.crt", certificate=keys / "server.crt", key=keys / "server.key")
-    superlink.tls = gates.tls_of(security)
+    superlink.tls = tls_of(security)
 
     async def ask(port, authority):
         trust = ssl.create_default_context(cafile=tmp_path / authority / "ca.crt")
@@ -285,7 +290,7 @@ def test_new_certificates_of_both_sides_are_taken_while_the_gate_is_open(superli
 
     async def play(door):
         behind = gates.Superlink(f"127.0.0.1:{superlink.port}", security.ca, QUICK, notices.append)
-        gate, port = gates.Gate(behind, gates.tls_of(security), QUICK), door.getsockname()[1]
+        gate, port = gates.Gate(behind, tls_of(security), QUICK), door.getsockname()[1]
         going = asyncio.create_task(gate.serve(door))
         assert await ask(port, "old") == 201
         shutil.copy(tmp_path / "new" / "server.crt", keys)  # without its key
@@ -293,7 +298,7 @@ def test_new_certificates_of_both_sides_are_taken_while_the_gate_is_open(superli
         assert await ask(port, "old") == 201
         shutil.copytree(tmp_path / "new", keys, dirs_exist_ok=True)
         gate.read_again(security)
-        superlink.tls = gates.tls_of(security)
+        superlink.tls = tls_of(security)
         assert await ask(port, "new") == 201
         going.cancel()
 
@@ -352,6 +357,28 @@ def test_bad_files_and_ports_are_one_sentence(tmp_path, monkeypatch):
             assert (ended.exit_code, ended.stdout) == (2, ""), words
             assert sentence in ended.stderr
             assert len(ended.stderr.splitlines()) == 1
+
+
+def test_what_the_gate_says_has_the_time_and_a_full_disk_under_its_log_ends_nothing(monkeypatch, capfd):
+    def say(listen, superlink, security, notice):
+        notice("the SuperLink is away")
+        monkeypatch.setattr(sys, "stderr", Full())
+        notice("the SuperLink answers again")
+        monkeypatch.undo()
+        said.append("all")
+
+    said = []
+    monkeypatch.setattr(gates, "gate", say)
+    federation.gate()
+    assert re.fullmatch(r"20\d\d-\d\d-\d\dT\S+ the SuperLink is away\n", capfd.readouterr().err)
+    assert said == ["all"]
+
+
+class Full(io.StringIO):
+    """A stream on a disk that is full."""
+
+    def write(self, text):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_an_address_that_is_not_ours_is_refused():

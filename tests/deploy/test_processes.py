@@ -1,5 +1,7 @@
 """What is refused before a process starts, and the shim between Flower and a worker."""
 
+import contextlib
+import datetime
 import socket
 import ssl
 import subprocess
@@ -15,8 +17,10 @@ from typer.testing import CliRunner
 
 from potluck.cli.app import app
 from potluck.deploy.fingerprints import client_keys
-from potluck.deploy.flower.connections import Security, check_server, free_port, is_loopback, split_address
+from potluck.deploy.flower.certificates import OutOfTime, check_server
+from potluck.deploy.flower.connections import Security, free_port, is_loopback, split_address
 from potluck.deploy.flower.processes import Process, environment
+from potluck.deploy.flower.superlinks import Superlink
 from potluck.deploy.flower.watching import Watched
 from potluck.engine import frames
 from potluck.errors import ConfigError
@@ -139,17 +143,85 @@ def test_a_servers_way_to_speak_is_looked_at_before_a_site_joins(tmp_path):
 
     make_keys(tmp_path / "a", ["127.0.0.1"], [])
     make_keys(tmp_path / "b", ["127.0.0.1"], [])
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(tmp_path / "a" / "server.crt", tmp_path / "a" / "server.key")
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        address = f"127.0.0.1:{door.getsockname()[1]}"
-        threading.Thread(target=greet, args=(door, context), daemon=True).start()
+    with listening(tmp_path / "a") as address:
         assert check_server(address, Security(ca=tmp_path / "a" / "ca.crt"))
         with pytest.raises(ConfigError, match="is not to be trusted"):
             check_server(address, Security(ca=tmp_path / "b" / "ca.crt"))
-        with pytest.raises(ConfigError, match="speaks TLS, this site would speak in plain text"):
+        with pytest.raises(ConfigError, match="speaks TLS, and this would be plain text; give --ca"):
             check_server(address, Security())
     assert not check_server(f"127.0.0.1:{free_port()}", Security())  # nobody is there yet
+
+
+@pytest.mark.parametrize(
+    ("earlier", "said"),
+    [(60, "certificate has expired"), (-1, "certificate is not yet valid")],
+)
+def test_a_certificate_out_of_its_time_is_no_bad_input_of_a_site(tmp_path, monkeypatch, earlier, said):
+    pytest.importorskip("cryptography")
+    from potluck.deploy import trial_keys
+
+    monkeypatch.setattr(trial_keys, "EARLIER", datetime.timedelta(days=earlier))
+    trial_keys.make_keys(tmp_path / "a", ["127.0.0.1"], [])
+    with listening(tmp_path / "a") as address, pytest.raises(OutOfTime) as refused:
+        check_server(address, Security(ca=tmp_path / "a" / "ca.crt"))
+    assert str(refused.value) == (
+        f"the certificate of {address} is not taken: {said}; if the clock of this machine is right, whoever runs "
+        "the server has to renew it"
+    )
+
+
+def test_a_name_that_is_not_in_the_certificate_is_told_as_one(tmp_path):
+    pytest.importorskip("cryptography")
+    from potluck.deploy.trial_keys import make_keys
+
+    make_keys(tmp_path / "a", ["fl.example.org"], [])
+    with listening(tmp_path / "a", "127.0.0.2") as address, pytest.raises(ConfigError) as refused:
+        check_server(address, Security(ca=tmp_path / "a" / "ca.crt"))
+    assert str(refused.value).endswith("127.0.0.2'; reach the server by a name in its certificate")
+
+
+@pytest.mark.parametrize("command", ["join", "serve"])
+def test_a_file_that_is_no_certificate_is_named(tmp_path, monkeypatch, command):
+    pytest.importorskip("flwr")
+    from potluck.deploy.trial_keys import make_keys
+
+    make_keys(tmp_path / "k", ["127.0.0.1"], [])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").write_text("")
+    sites.write_experiment(tmp_path / "there.yaml", sites.federated("local"))
+    site = f"{sites.write_site(tmp_path / '0', '0')}"
+    words = {
+        "join": ["--client", "0", "--model", f"{site}:build", "--data", f"{site}:load"],
+        "serve": ["there.yaml", "--certificate", "k/server.crt", "--key", "k/server.key"],
+    }[command]
+    where = {"join": "--server", "serve": "--address"}[command]
+    ended = CliRunner().invoke(app, [command, *words, where, f"127.0.0.1:{free_port()}", "--ca", "empty"])
+    assert ended.exit_code == 2
+    assert "empty is no certificate of an authority" in ended.stderr
+
+
+def test_a_server_names_the_certificate_of_a_superlink_that_it_does_not_trust(tmp_path):
+    pytest.importorskip("cryptography")
+    from potluck.deploy.trial_keys import make_keys
+
+    make_keys(tmp_path / "a", ["127.0.0.1"], [])
+    make_keys(tmp_path / "b", ["127.0.0.1"], [])
+    with listening(tmp_path / "a") as address:
+        superlink = Superlink(address, Security(ca=tmp_path / "b" / "ca.crt"), tmp_path, print)
+        with pytest.raises(
+            ConfigError, match=r"give the certificate of its authority with --ca, not .*/b/ca"
+        ):
+            superlink.open()
+
+
+@contextlib.contextmanager
+def listening(keys, host="127.0.0.1"):
+    """The address of somebody who has a certificate of a folder."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(keys / "server.crt", keys / "server.key")
+    with socket.create_server((host, 0)) as door:
+        threading.Thread(target=greet, args=(door, context), daemon=True).start()
+        yield f"{host}:{door.getsockname()[1]}"
 
 
 def greet(door, context):

@@ -37,7 +37,7 @@ def test_strangers_are_refused_and_the_others_go_on(federation):
     plain = federation.join("1", "--insecure", name="plain")
     assert [process.popen.wait(60) for process in (wrong_ca, plain)] == [2, 2]
     assert "is not to be trusted" in federation.log("join-wrong-ca")
-    assert "speaks TLS, this site would speak in plain text" in federation.log("join-plain")
+    assert "speaks TLS, and this would be plain text" in federation.log("join-plain")
     for security in (Security(insecure=True), Security(ca=other / "ca.crt")):  # nor does Flower let them in
         federation.processes.append(
             start_supernode(federation.address, security, folder, folder / "none", free_port())

@@ -7,6 +7,7 @@ import re
 import time
 import urllib.error
 import urllib.request
+from types import SimpleNamespace
 
 import pytest
 import sites
@@ -21,6 +22,7 @@ from potluck.deploy.run_notes import LogLines
 from potluck.deploy.site_status import OrderNotes, Room, SiteStatus, read_orders
 from potluck.errors import ConfigError, RunError
 from potluck.live import board as boards
+from potluck.live import snapshot
 from potluck.live import status_file as statuses
 from potluck.live.board import Board
 from potluck.live.prometheus import exposed, exposition
@@ -75,7 +77,7 @@ def test_a_served_run_leaves_its_status(tmp_path):
     assert found["potluck"] == statuses.__version__
 
 
-def test_a_server_that_is_stopped_says_so_and_one_that_was_killed_is_gone(tmp_path):
+def test_a_server_that_is_stopped_says_so_and_one_that_was_killed_is_gone(tmp_path, monkeypatch):
     link = Link(tmp_path)
 
     def stop(order):
@@ -95,6 +97,10 @@ def test_a_server_that_is_stopped_says_so_and_one_that_was_killed_is_gone(tmp_pa
     shown = plain(status_sheet(late, time.time() + 3600))
     assert "gone: its process has not been heard of for 60 min" in shown
     assert "unknown" in shown
+    assert "full" not in shown
+    monkeypatch.setattr(snapshot.shutil, "disk_usage", lambda folder: SimpleNamespace(free=4096))
+    full = state_in_words(Follower(tmp_path).look(now=time.time() + 3600), time.time() + 3600)
+    assert "heard of for 60 min; the disk is full, so it may be there and unable to tell" in full
 
 
 def test_norms_that_are_refused_after_an_answer_came_are_on_the_board(tmp_path):
@@ -400,7 +406,8 @@ def test_a_site_says_that_the_certificate_of_its_server_has_expired(tmp_path):
     with pytest.raises(httpx.ConnectError):
         send(None, httpx.Request("POST", f"https://fl.example.org:8443{node.FLEET}activate-node"))
     told = (
-        "the certificate of fl.example.org:8443 is not taken: certificate has expired; see its dates and --ca"
+        "the certificate of fl.example.org:8443 is not taken: certificate has expired; if the clock of this "
+        "machine is right, whoever runs the server has to renew it"
     )
     assert status.facts()["trouble"] == told
 
@@ -424,6 +431,16 @@ def test_a_site_says_what_is_wrong_with_its_connection(tmp_path, status_code, se
     pulse.note("activate-node", 200)
     pulse.note("pull-messages", 200)
     assert status.facts()["trouble"] == ""
+
+
+def test_a_node_that_is_started_again_was_taken_in_before(tmp_path):
+    status = site_status(tmp_path)
+    PulseFile(status.pulse).note("activate-node", 200)
+    since = status.facts()["taken_in"]
+    status.pulse.unlink()
+    PulseFile(status.pulse).note("activate-node", 0)
+    assert since is not None
+    assert status.facts()["taken_in"] == since
 
 
 def test_a_clock_that_is_set_has_nobody_suspected_of_using_the_key(tmp_path, monkeypatch):

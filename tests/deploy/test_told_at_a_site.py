@@ -334,6 +334,29 @@ def test_a_key_that_a_starting_server_does_not_know_yet_is_told_only_when_it_las
     assert watch.hushed()
 
 
+def test_a_certificate_that_is_not_taken_is_told_once_and_not_in_flowers_words(tmp_path, monkeypatch):
+    watch, pulse = NodeWatch(tmp_path, "fl.example.org:8443"), PulseFile(tmp_path / "pulse.json")
+    now = [1000.0]
+    monkeypatch.setattr(watching.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(watching.time, "sleep", lambda seconds: None)
+    process = Mock(alive=False, popen=Mock(returncode=3), tail=lambda: "Exit Code: 305 [SSL: …] SSL/TLS")
+    process.name = "the SuperNode"
+    node = Watched(lambda: process, process, 1000.0, reason=watch.reason, hushed=watch.hushed)
+    notices = []
+    for why in ("certificate has expired", "certificate has expired", "Hostname mismatch"):
+        pulse.note("activate-node", 0, distrusted=why)
+        now[0] += watching.PAUSE
+        node.look(notices.append)
+    now[0] += 2 * watching.LONGEST  # it was well in between
+    node.look(notices.append)
+    told = "the SuperNode ended: the certificate of fl.example.org:8443 is not taken: "
+    assert [one.removeprefix(told).partition(";")[0] for one in notices] == [
+        "certificate has expired",
+        "Hostname mismatch",
+        "Hostname mismatch",
+    ]
+
+
 def test_a_node_whose_key_was_taken_off_the_register_hears_it_at_once_and_is_not_taken_for_online(tmp_path):
     watch, pulse = NodeWatch(tmp_path), PulseFile(tmp_path / "pulse.json")
     pulse.note("activate-node", 200)
@@ -384,6 +407,24 @@ def test_a_site_hears_that_it_is_connected_that_the_server_has_gone_and_is_back(
         f"fl.example.org:8443 has not answered since {gone}; it is called again until it does",
         "connected to fl.example.org:8443 again",
     ]
+
+
+def test_a_site_hears_that_the_server_has_a_certificate_that_it_does_not_take(tmp_path):
+    now, notices = [1e9], []
+    pulse = PulseFile(tmp_path / "pulse.json", lambda: now[0])
+    connection = Connection(tmp_path / "pulse.json", "fl.example.org:8443", lambda: now[0])
+    pulse.note("pull-messages", 200)
+    connection.look(notices.append)
+    now[0] += watching.LASTS
+    pulse.note("pull-messages", 0, distrusted="certificate has expired")
+    connection.look(notices.append)
+    sentence = (
+        "the certificate of fl.example.org:8443 is not taken: certificate has expired; if the clock of this "
+        "machine is right, whoever runs the server has to renew it"
+    )
+    assert notices[1:] == [f"{sentence}; it is called again"]
+    status = SiteStatus("north", "fl.example.org:8443", tmp_path, tmp_path / "pulse.json")
+    assert status.facts()["trouble"] == sentence
 
 
 def test_the_status_of_a_site_says_since_when_its_server_is_gone(tmp_path):

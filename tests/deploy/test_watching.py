@@ -536,6 +536,14 @@ def test_a_process_that_was_killed_is_told_from_one_that_gave_up(tmp_path, monke
     assert notices == ["the worker ended: killed by signal 9; it is started again"]
 
 
+def test_a_guard_that_was_killed_is_told_as_that(monkeypatch):
+    notices, ended = [], Mock(alive=False, popen=Mock(returncode=-signal.SIGKILL), tail=lambda: "ready")
+    ended.name = "the worker"
+    monkeypatch.setattr(watching.time, "sleep", lambda seconds: None)
+    Watched(lambda: ended, ended, 0.0).look(notices.append)
+    assert notices == ["the worker ended: killed by signal 9; it is started again"]
+
+
 def open_handles():
     return len([*Path("/dev/fd").iterdir()])
 
@@ -556,6 +564,24 @@ def test_a_process_for_which_there_is_no_room_now_is_tried_again_and_that_is_tol
     ]
     assert watched.process is there
     assert ended.end.call_count == 1  # its number may be that of another process by now
+
+
+def test_a_site_tells_when_its_home_is_full_and_when_there_is_room_again(tmp_path, monkeypatch):
+    now, notices = [0.0], []
+    room, write = watching.DiskWatch(tmp_path, lambda: now[0]), watching.os.open
+
+    def full(*words):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for opened in (write, full, full, write, write, full):
+        monkeypatch.setattr(watching.os, "open", opened)
+        now[0] += watching.TRY_EVERY
+        room.look(notices.append)
+        room.look(notices.append)
+    said = f"nothing can be written into {tmp_path} (No space left on device): the site refuses orders until"
+    again = f"{tmp_path} can be written into again: the site goes on"
+    assert [line.partition(" that is")[0] for line in notices] == [said, again, said]
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_worker_that_has_worked_is_started_again_whatever_it_lacks_now(tmp_path, monkeypatch):

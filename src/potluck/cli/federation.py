@@ -127,12 +127,9 @@ def gate(
 
     require_flower()
     from potluck.deploy.flower.gate import gate as let_through
+    from potluck.deploy.logs import Log
 
-    screen = Screen(json=False)
-    security = Security(insecure, ca, certificate, key)
-    let_through(
-        listen, superlink, security, lambda said: screen.err.print(said, soft_wrap=True, markup=False)
-    )
+    let_through(listen, superlink, Security(insecure, ca, certificate, key), Log(as_json=False))
 
 
 def keys(

@@ -133,7 +133,20 @@ def distrust_of(error: str) -> str:
     'certificate has expired'
     """
     _, failed, why = error.partition("certificate verify failed")
-    return (why.partition(" (_ssl")[0].strip(": ")[:200] or failed) if failed else ""
+    return (why.partition(" (_ssl")[0].strip(":. ")[:200] or failed) if failed else ""
+
+
+def is_out_of_time(why: str) -> bool:
+    """Whether a certificate was not taken because of its dates, from the words of OpenSSL."""
+    return "has expired" in why or "not yet valid" in why
+
+
+def untrusted(server: str, why: str) -> str:
+    """What is said of a certificate that a node does not take, and what to do about it."""
+    advice = "compare its names and its authority with --server and --ca"
+    if is_out_of_time(why):
+        advice = "if the clock of this machine is right, whoever runs the server has to renew it"
+    return f"the certificate of {server} is not taken: {why}; {advice}"
 
 
 def skew_of(date: str | None, now: float) -> float | None:

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from potluck.core.plain_values import printable
 from potluck.deploy.announcements import Announcements
 from potluck.deploy.logs import Log
-from potluck.deploy.node_pulse import REFUSED, UNAUTHORISED, Pulse, clock_time, gone, trouble
+from potluck.deploy.node_pulse import REFUSED, UNAUTHORISED, Pulse, clock_time, gone, trouble, untrusted
 from potluck.deploy.progress import JOIN, Progress
 from potluck.files import read_bounded
 from potluck.live.status_file import is_finite, write_small
@@ -181,6 +181,9 @@ class SiteStatus:
         self.ended = False
         self.notice, self.noticed = "", self.started
         self._trouble, self._fine = "", time.monotonic()  # since when there is some, whatever the clock says
+        self._since: float | None = (
+            None  # when its node was last taken in, also one that was started again since
+        )
         self._heard: float | None = None  # its node was last answered, also one that was started again since
 
     def say(self, sentence: str) -> None:
@@ -213,6 +216,7 @@ class SiteStatus:
         """What the pulse of the node says; a node that is started again has none for a moment."""
         pulse, now = Pulse.read(self.pulse), time.time()
         self._heard = self._heard if pulse.pulled is None else pulse.pulled
+        self._since = self._since if pulse.since is None else pulse.since
         connected = pulse.answered and pulse.pulled is not None and now - pulse.pulled < RECENT
         if connected:
             self._trouble, self._fine = "", time.monotonic()
@@ -221,7 +225,7 @@ class SiteStatus:
         return {
             "server": self.server,
             "connected": connected,
-            "taken_in": pulse.since,
+            "taken_in": self._since,
             "pulled": self._heard,
             "trouble": self._trouble,
         }
@@ -236,8 +240,7 @@ class SiteStatus:
         if pulse.status in AWAY:
             return f"{self.server} answers, but Flower's SuperLink behind it is away"
         if pulse.at and pulse.distrusted:
-            why = printable(pulse.distrusted)
-            return f"the certificate of {self.server} is not taken: {why}; see its dates and --ca"
+            return untrusted(self.server, printable(pulse.distrusted))
         if pulse.at and not pulse.status:
             since = "does not answer" if self._heard is None else gone(self._heard)
             return f"{self.server} {since}"

@@ -11,6 +11,7 @@ from potluck.report.format import NOTHING, count, counted, duration, number, siz
 from potluck.report.render import Column, Sheet, words
 
 MOST_ROWS = 40  # clients, or runs
+FULL = 1 << 16  # bytes of room on a disk below which nothing of use can be written
 BLOCKS = "▁▂▃▄▅▆▇█"
 Row = tuple[str, ClientView]
 
@@ -37,7 +38,9 @@ def state_in_words(now: Snapshot, moment: float) -> str:
         silent = moment - (now.updated or moment)
         if silent < 0:
             return f"gone: its last news is {span(-silent)} ahead of the clock here"
-        return f"gone: its process has not been heard of for {span(silent)}"
+        full = now.disk_free is not None and now.disk_free < FULL
+        perhaps = "; the disk is full, so it may be there and unable to tell: make room" if full else ""
+        return f"gone: its process has not been heard of for {span(silent)}{perhaps}"
     if now.state == "unfinished":
         return "unfinished, and no process reports on it"
     if now.state == "writing":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -151,7 +153,7 @@ class Follower:
             sent=facts.get("sent"),
             received=facts.get("received"),
             memory=facts.get("memory", {}),
-            disk_free=facts["disk_free"],
+            disk_free=self._disk_free(facts, alive),
             potluck=facts["potluck"],
             flower=facts["flower"],
             pid=facts["pid"],
@@ -210,7 +212,6 @@ class Follower:
             "sent",
             "received",
             "memory",
-            "disk_free",
             "strangers",
             "notices",
         )
@@ -218,7 +219,15 @@ class Follower:
         return {name: facts[name] for name in (*names, *about)} | {
             "state": facts["state"] if alive or ended else "gone",
             "alive": alive,
+            "disk_free": self._disk_free(facts, alive),
         }
+
+    def _disk_free(self, facts: Facts, alive: bool) -> float:
+        """The room on the disk: as its process told, or as it is now, where a full one may keep it from telling."""
+        if not alive:
+            with contextlib.suppress(OSError):
+                return shutil.disk_usage(self.folder).free
+        return float(facts["disk_free"])
 
     def _is_heard_of(self, facts: Facts, now: float) -> bool:
         """Whether a process told of itself just now. News from ahead of the clock is as old as its file is."""

@@ -6,7 +6,6 @@ import contextlib
 import ipaddress
 import secrets
 import socket
-import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,6 @@ from pathlib import Path
 from potluck.addresses import port_of
 from potluck.errors import ConfigError
 
-PATIENCE = 10.0  # seconds a server has to answer
 FREE_PORTS = range(20_000, 32_000)  # below those that systems hand out
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -130,34 +128,4 @@ def is_open(address: str) -> bool:
         socket.create_connection((host, port), timeout=2).close()
     except OSError:
         return False
-    return True
-
-
-def check_server(address: str, security: Security) -> bool:
-    """Refuse a server with another TLS setting than this site, or with a certificate it does not trust.
-
-    Gives whether it is there: one that may come later is fine.
-    """
-    host, port = split_address(address)
-    trust = ssl.create_default_context(cafile=security.ca)
-    if security.plain:
-        trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
-    try:
-        with socket.create_connection((host, port), PATIENCE) as channel:
-            trust.wrap_socket(channel, server_hostname=host).close()
-    except ssl.SSLCertVerificationError as error:
-        told = f"the certificate of {address} is not to be trusted: {error.verify_message}"
-        raise ConfigError(
-            f"{told}; give the certificate of its authority with --ca, not {security.ca}"
-        ) from error
-    except ssl.SSLError as error:
-        if not security.plain:
-            raise ConfigError(
-                f"{address} does not speak TLS; leave out --ca, or start the server with TLS"
-            ) from error
-        return True
-    except OSError:
-        return False
-    if security.plain:
-        raise ConfigError(f"{address} speaks TLS, this site would speak in plain text; give --ca")
     return True

@@ -24,9 +24,9 @@ from pathlib import Path
 import h11
 import httpx
 
+from potluck.deploy.flower.certificates import tls_of
 from potluck.deploy.flower.connections import Security, is_same_place, split_address
 from potluck.deploy.flower.http_calls import PIECE, Bounds, Caller, Gone, Header, passed_on, refusal
-from potluck.deploy.flower.processes import require_files
 from potluck.errors import ConfigError
 
 CALL = re.compile(rb"/v1/fleet/[a-z]+(-[a-z]+)*")  # pull-messages, send-node-heartbeat, …
@@ -192,29 +192,6 @@ def counted_as(host: str) -> str:
     """
     plain = host.partition("%")[0]
     return str(ipaddress.ip_network(f"{plain}/64", strict=False)) if ":" in plain else plain
-
-
-def tls_of(security: Security) -> ssl.SSLContext | None:
-    """The server's side of TLS, from its files; a sentence names a file that is none."""
-    if security.plain:
-        return None
-    require_files(security.ca, security.certificate, security.key)
-    assert security.certificate is not None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(security.certificate, security.key, password=lambda: "")
-    except (ssl.SSLError, OSError, ValueError) as error:
-        files = f"{security.certificate} and {security.key}"
-        raise ConfigError(
-            f"{files} are no certificate and its key ({error}); give a PEM file of each, without a password"
-        ) from error
-    try:
-        ssl.create_default_context(cafile=security.ca)
-    except (ssl.SSLError, OSError) as error:
-        raise ConfigError(
-            f"{security.ca} is no certificate of an authority ({error}); give its PEM file"
-        ) from error
-    return context
 
 
 def open_door(address: str) -> socket.socket:

@@ -16,9 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from potluck.deploy.announcements import Listener
-from potluck.deploy.flower.connections import Security, check_server, free_port, split_address
+from potluck.deploy.flower.certificates import OutOfTime, check_server
+from potluck.deploy.flower.connections import Security, free_port, split_address
 from potluck.deploy.flower.processes import PULSE, Process, require_files, require_flower, start_supernode
-from potluck.deploy.flower.watching import PAUSE, Connection, NodeWatch, Watched, WorkerWatch, takes_calls
+from potluck.deploy.flower.watching import (
+    PAUSE,
+    Connection,
+    DiskWatch,
+    NodeWatch,
+    Watched,
+    WorkerWatch,
+    takes_calls,
+)
 from potluck.deploy.logs import VARIABLE, Log
 from potluck.deploy.node_keys import check_node_key
 from potluck.deploy.record_files import own_folder
@@ -166,8 +175,8 @@ def alone(home: Path) -> Iterator[None]:
 
 
 def _take_part(joining: Joining, notice: Notice) -> None:
-    if joining.only != "worker" and not check_server(joining.server, joining.security):
-        notice(f"nobody answers at {joining.server} yet: it is tried until the server is there")
+    if joining.only != "worker":
+        _look_at_server(joining, notice)
     if joining.simulated:
         notice(KNOWN_NOISE)
     flower = joining.home / "flower"
@@ -199,11 +208,11 @@ def _take_part(joining: Joining, notice: Notice) -> None:
             _await_worker(watched[-1], path, notice)
             _pass_on(said, notice)
         if joining.only != "worker":
-            node = NodeWatch(flower)
+            node = NodeWatch(flower, joining.server)
             watched.append(_watch(supernode, stack))
             watched[-1].reason, watched[-1].stalled = node.reason, node.stalled
             watched[-1].hushed = node.hushed
-        connection = Connection(flower / PULSE, joining.server)
+        connection, room = Connection(flower / PULSE, joining.server), DiskWatch(joining.home)
         where = f"takes part at {joining.server}" if joining.only != "worker" else f"waits at {path}"
         notice(f"client {joining.client} {where}; Ctrl-C ends it")
         while True:
@@ -211,7 +220,17 @@ def _take_part(joining: Joining, notice: Notice) -> None:
             for one in watched:
                 one.look(notice)
             connection.look(notice)
+            room.look(notice)
             _pass_on(said, notice)
+
+
+def _look_at_server(joining: Joining, notice: Notice) -> None:
+    """Refuse a server that this site cannot speak to, and tell of one that it may speak to later."""
+    try:
+        if not check_server(joining.server, joining.security):
+            notice(f"nobody answers at {joining.server} yet: it is tried until the server is there")
+    except OutOfTime as error:
+        notice(f"{error}; it is tried again")
 
 
 def _await_worker(worker: Watched, path: Path, notice: Notice) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 from potluck.core.card import ClientId
 from potluck.deploy.enrolled import sites_of
+from potluck.deploy.flower.certificates import tls_of
 from potluck.deploy.flower.connections import Security, is_open, split_address
-from potluck.deploy.flower.processes import require_files, require_flower
+from potluck.deploy.flower.processes import require_flower
 from potluck.deploy.flower.relay import relaying
 from potluck.deploy.flower.resume import FLOWER, own_flower, to_keep
 from potluck.deploy.key_folder import KeyFolder
@@ -46,7 +47,7 @@ def serve(
     require_flower()
     split_address(address)
     security.check(address, ("ca", "certificate", "key"))
-    require_files(security.ca, security.certificate, security.key)
+    tls_of(security)  # a SuperLink of our own would end over files that are none, and not name them
     experiment = prepared(experiment)
     files = key_folder(experiment, security, watcher)
     keys = chosen_keys(files, security, address, begun=(folder / REGISTER).exists())

@@ -11,6 +11,7 @@ from typing import Any
 
 from potluck.core.card import ClientId
 from potluck.deploy.fingerprints import bare_keys
+from potluck.deploy.flower.certificates import check_server
 from potluck.deploy.flower.commands import NAME, flwr
 from potluck.deploy.flower.connections import Security, from_here, is_open
 from potluck.deploy.flower.processes import Process, start_superlink
@@ -61,6 +62,7 @@ class Superlink:
         self.home.mkdir(parents=True, exist_ok=True)
         self._name()
         if is_open(self.address):
+            check_server(from_here(self.address), self.security)
             self.notice(f"a SuperLink is at {self.address} already: it is used, and left running")
             return
         self.notice(f"starting Flower at {self.address}: this takes seconds, on a busy machine minutes")

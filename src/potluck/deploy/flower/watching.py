@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from potluck.core.plain_values import printable
 from potluck.deploy.flower.processes import PULSE, Process
-from potluck.deploy.node_pulse import ANSWERED, REFUSED, STALL, UNAUTHORISED, Pulse, gone, trouble
+from potluck.deploy.node_pulse import ANSWERED, REFUSED, STALL, UNAUTHORISED, Pulse, gone, trouble, untrusted
 from potluck.engine import frames
 from potluck.errors import ConfigError, PotluckError
 
@@ -22,6 +24,9 @@ ALIVE = "alive"  # the question whether a worker is there; it is answered at onc
 ASK_EVERY = 60.0  # seconds between two such questions
 ANSWER_WAIT = 30.0  # seconds it has to answer one
 LASTS = 30.0  # seconds after which it is told that a server refuses the node, or has gone
+TRIAL = ".room"  # a file that is written to see whether there is room, and removed
+TRIED = 1 << 16  # bytes of it
+TRY_EVERY = 10.0  # seconds between two trials
 MISSES = 2  # questions in a row without an answer, after which it is started again
 
 
@@ -29,7 +34,8 @@ MISSES = 2  # questions in a row without an answer, after which it is started ag
 class Watched:
     """A process that is restarted with growing pauses when it ends, or when it lives but no longer works.
 
-    `reason` says why it ended, where more is known than its last line; while `hushed` says so, that is not told.
+    `reason` says why it ended, where more is known than its last line; while `hushed` says so, that is not told,
+    nor is it told again where the process ends soon for the same reason.
     `stalled` says that it hangs. One that `works` once is started again whatever it says when it ends: what it
     lacks now, such as a place for its socket on a full disk, may come back.
     """
@@ -43,6 +49,7 @@ class Watched:
     stalled: Callable[[float], str] = lambda lived: ""
     works: bool = False
     _down: bool = field(default=False, init=False)  # it has ended, and could not be started again so far
+    _told: str = field(default="", init=False)  # the reason that was told last
 
     def look(self, notice: Callable[[str], None]) -> None:
         """Restart the process if it has ended or hangs; the pause doubles each time it ends soon."""
@@ -51,6 +58,7 @@ class Watched:
         if self.process.alive and not hangs:
             return
         self.pause = PAUSE if lived > LONGEST else min(2 * self.pause, LONGEST)
+        self._told = "" if lived > LONGEST else self._told
         if not self._down:
             self._end(hangs, notice)
         time.sleep(self.pause)
@@ -61,8 +69,10 @@ class Watched:
         if self.process.popen.returncode == BAD_INPUT and not self.works:
             raise ConfigError(self.process.tail().removeprefix("error: "))
         self.process.end()  # its own children may have outlived it
-        why = f"hangs: {hangs}" if hangs else f"ended: {self.reason() or self._last_words()}"
-        if hangs or not self.hushed():
+        reason = self.reason()
+        why = f"hangs: {hangs}" if hangs else f"ended: {reason or self._last_words()}"
+        if hangs or not (self.hushed() or (reason and reason == self._told)):
+            self._told = reason
             notice(f"{self.process.name} {why}; it is started again")
 
     def _start_again(self, notice: Callable[[str], None]) -> None:
@@ -78,6 +88,8 @@ class Watched:
     def _last_words(self) -> str:
         """The signal that has ended the process, which its guard tells as the shell does, or what it said last."""
         code = self.process.popen.returncode
+        if code < 0:  # the guard itself was killed
+            return f"killed by signal {-code}"
         if code > SIGNALLED:
             return f"killed by signal {code - SIGNALLED}"
         return self.process.tail().removeprefix("error: ")
@@ -86,14 +98,15 @@ class Watched:
 class NodeWatch:
     """What the pulse of a site's SuperNode says: why it was refused, and whether its loop stands still."""
 
-    def __init__(self, flower: Path) -> None:
+    def __init__(self, flower: Path, server: str = "the server") -> None:
+        self.server = server
         self.pulse, self.mark = flower / PULSE, flower / "taken-in"  # the mark: a server has taken this node
         self._refused_at: float | None = None
         self._dropped = False  # the server has taken this node's key off its register, or this clock was set
         self._seen, self._seen_at = Pulse(), -math.inf  # the last pulse, and when it was new by our own clock
 
     def reason(self) -> str:
-        """Why the server refuses the node; empty where that is not why it ended."""
+        """Why the server refuses the node, or the node the server; empty where that is not why it ended."""
         pulse = Pulse.read(self.pulse)
         self._dropped = pulse.dropped
         if pulse.dropped and not pulse.clock_is_off:
@@ -102,7 +115,8 @@ class NodeWatch:
             self._remember()
         if pulse.status not in (UNAUTHORISED, REFUSED):
             self._refused_at = None
-            return ""
+            why = printable(pulse.distrusted)
+            return untrusted(self.server, why) if why else ""
         self._refused_at = time.monotonic() if self._refused_at is None else self._refused_at
         return trouble(pulse, self.mark.exists(), time.monotonic() - self._refused_at)
 
@@ -160,12 +174,55 @@ class Connection:
         elif self._told and self._is_gone(pulse):
             self._told = False
             assert self._heard is not None
-            notice(f"{self.server} {gone(self._heard)}")
+            why = printable(pulse.distrusted)
+            told = f"{untrusted(self.server, why)}; it is called again" if why else ""
+            notice(told or f"{self.server} {gone(self._heard)}")
 
     def _is_gone(self, pulse: Pulse) -> bool:
         """Whether calls go unanswered for long; a node that was started again has not called so far."""
         failing = bool(pulse.at) and pulse.status not in (ANSWERED, UNAUTHORISED, REFUSED)
         return failing and self._heard is not None and self.clock() - self._heard >= LASTS
+
+
+class DiskWatch:
+    """Tells when nothing more can be written into a site's home, and when that is over.
+
+    Nobody else can: the worker's log, its announcements and the site's status are in that home.
+    """
+
+    def __init__(self, home: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self.home, self.clock = home, clock
+        self._next, self._told = -math.inf, False
+
+    def look(self, notice: Callable[[str], None]) -> None:
+        """Try now and then, and tell what has changed."""
+        if self.clock() < self._next:
+            return
+        self._next = self.clock() + TRY_EVERY
+        why = self._why_not()
+        if why and not self._told:
+            notice(
+                f"nothing can be written into {self.home} ({why}): the site refuses orders until that is possible; "
+                "make room"
+            )
+        elif self._told and not why:
+            notice(f"{self.home} can be written into again: the site goes on")
+        self._told = bool(why)
+
+    def _why_not(self) -> str:
+        """Why nothing can be written, or nothing."""
+        trial = self.home / TRIAL
+        try:
+            trial.unlink(missing_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with os.fdopen(os.open(trial, flags, 0o600), "wb") as file:
+                file.write(bytes(TRIED))
+        except OSError as error:
+            return error.strerror or str(error)
+        finally:
+            with contextlib.suppress(OSError):
+                trial.unlink(missing_ok=True)
+        return ""
 
 
 class WorkerWatch:
