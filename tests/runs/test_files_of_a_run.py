@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from potluck.engine.store.state_files import StateFiles, has_its_length
+from potluck.engine.store.state_files import StateFiles, is_too_long
 from potluck.errors import nearest
 from potluck.files import held
 
@@ -24,14 +24,18 @@ def test_an_error_in_a_folder_that_is_held_names_the_usual_path(tmp_path: Path) 
         raise OSError("plain")
 
 
-def test_a_state_is_as_long_as_its_head_says(tmp_path: Path) -> None:
+def test_a_file_of_a_state_that_was_made_longer_is_found_without_reading_it(tmp_path: Path) -> None:
     for state in ({}, {"a": torch.zeros(3), "b": torch.zeros(0, 2)}):
         path = StateFiles(tmp_path).write(state)
         size = path.stat().st_size
-        assert has_its_length(path)
-        for other in (1 << 40, size - 1, 3):
+        assert not is_too_long(path)
+        os.truncate(path, 1 << 40)
+        assert is_too_long(path)
+        for other in (size - 1, 3, 0):  # its checksum tells
             os.truncate(path, other)
-            assert not has_its_length(path)
+            assert not is_too_long(path)
+        os.truncate(path, 1 << 40)  # without a head
+        assert is_too_long(path)
 
 
 def test_a_long_list_of_known_names_is_cut() -> None:

@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from potluck.core.card import ClientId
 from potluck.core.packed import State
 from potluck.engine.store.manifest import Manifest
-from potluck.engine.store.state_files import has_its_length, on_host
+from potluck.engine.store.state_files import is_too_long, on_host
 from potluck.errors import RunError, first_line
 from potluck.files import by_readers, held, remove, sha256, sync_folder, write_whole
 
@@ -251,7 +251,7 @@ class Checkpoints:
 
         def differs(name: str, stop: Event) -> str | None:
             path = self.folder / name
-            same = has_its_length(path) and sha256(path, stop=stop) == manifest.sha256[name]
+            same = not is_too_long(path) and sha256(path, stop=stop) == manifest.sha256[name]
             return None if same else name
 
         with closing(by_readers(differs, sorted(manifest.names))) as found:

@@ -78,18 +78,18 @@ def data_size(path: Path) -> int:
     return path.stat().st_size - 8 - head
 
 
-def has_its_length(path: Path) -> bool:
-    """Whether a file is as long as its head says: one that was made longer may claim to have a terabyte."""
+def is_too_long(path: Path) -> bool:
+    """Whether a file is longer than its head says, or than any head; to read one that was made so takes long."""
     with opened(path, os.O_RDONLY) as handle:
         size = os.fstat(handle).st_size
         with os.fdopen(os.dup(handle), "rb") as file:
-            length = int.from_bytes(file.read(8), "little")
+            length = min(int.from_bytes(file.read(8), "little"), _LONGEST_HEAD)
             try:
-                head = json.loads(file.read(min(length, _LONGEST_HEAD)))
+                head = json.loads(file.read(length))
                 ends = [one["data_offsets"][1] for name, one in head.items() if name != "__metadata__"]
-                return bool(size == 8 + length + max(ends, default=0))
+                return bool(size > 8 + length + max(ends, default=0))
             except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-                return False
+                return size > _LONGEST_HEAD
 
 
 def shapes(path: Path) -> dict[str, tuple[int, ...]]:
