@@ -260,3 +260,16 @@ def test_what_a_later_version_adds_to_a_head_is_left_out(tmp_path: Path, more: s
 def test_a_head_that_may_be_read_in_two_ways_is_refused(tmp_path: Path, head: bytes, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         list(pages_of(forged(tmp_path / "a", head), 1))
+
+
+def test_groups_without_rows_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is said of a group takes memory of its own, a few dozen bytes of the file some kilobytes."""
+    path, empty = tmp_path / "a.parquet", pa.table({"x": pa.array([], pa.int64())})
+    with pq.ParquetWriter(path, empty.schema) as writer:
+        for _ in range(300):
+            writer.write_table(empty)
+    assert pq.ParquetFile(path).metadata.num_row_groups == 300
+    check_size(path)
+    monkeypatch.setenv("POTLUCK_DATA_LIMIT", "2000000")
+    with pytest.raises(TooLargeError):
+        check_size(path)

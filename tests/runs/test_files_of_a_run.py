@@ -38,5 +38,13 @@ def test_a_file_of_a_state_that_was_made_longer_is_found_without_reading_it(tmp_
         assert is_too_long(path)
 
 
+@pytest.mark.parametrize("end", ["NaN", "1e999", '"12"', "null"])
+def test_a_head_whose_ends_are_no_numbers_is_not_believed(tmp_path: Path, end: str) -> None:
+    path = tmp_path / "clients-00000001.safetensors"
+    head = b'{"a": {"data_offsets": [0, %s]}}' % end.encode()
+    path.write_bytes(len(head).to_bytes(8, "little") + head + bytes(12))
+    assert is_too_long(path)
+
+
 def test_a_long_list_of_known_names_is_cut() -> None:
     assert nearest("zzz", [f"{number:05d}" for number in range(50_000)]).endswith("00099 and 49900 more")

@@ -14,7 +14,7 @@ import re
 import secrets
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -38,6 +38,10 @@ LIMIT_VARIABLE = "POTLUCK_DATA_LIMIT"  # bytes that one Parquet file may take in
 HUB_PATIENCE = 8.0  # seconds in which the hub must say something
 _LIMIT = 8 * 2**30
 _CELL, _OBJECT = 8, 128  # bytes of a number in memory, and of an object of Python with a place in a column
+_GROUP, _CHUNK = (
+    8_192,
+    512,
+)  # bytes that Arrow takes for what is said of a group of rows, and of a column in it
 _SOME_ROWS = 10_000  # whose texts are counted together
 # How values are written in a file, by number in Parquet's specification.
 _ONCE = frozenset((0, 6))  # as often as they stand there: plainly, or by length
@@ -350,6 +354,8 @@ def check_size(path: Path, columns: Sequence[str] | None = None) -> None:
     file, limit = _open(path), size_limit()
     metadata = file.metadata
     cells = metadata.num_rows * max(_CELL, sum(_in_memory(field.type) for field in file.schema_arrow))
+    groups = metadata.num_row_groups * (_GROUP + _CHUNK * len(file.schema))
+    check_room(path, max(cells, groups), metadata.num_rows)
     pages = _in_pages(path, file)
     needed = max(cells, sum(one.size for one in pages), _of_values(file, pages))
     if needed <= limit:
@@ -407,7 +413,7 @@ def _unpacked(path: Path, columns: Sequence[str] | None, pages: Sequence[Pages],
     """
     file = _open(path)
     texts = _texts(file, columns)
-    odd = [field.name for field in file.schema_arrow if "extension<" in str(field.type)]
+    odd = {field.name for field in file.schema_arrow if "extension<" in str(field.type)}
     total = 0
     try:
         by_number = pq.ParquetFile(
@@ -420,7 +426,7 @@ def _unpacked(path: Path, columns: Sequence[str] | None, pages: Sequence[Pages],
                 total += found.size
                 if found.encodings <= _ONCE:
                     continue
-                if found.encodings <= _NUMBERED and not any(_holds(name, text) for name in odd):
+                if found.encodings <= _NUMBERED and not _is_in(odd, text):
                     numbered.append(text.path)
                 else:
                     copied.append((text, found))
@@ -429,22 +435,23 @@ def _unpacked(path: Path, columns: Sequence[str] | None, pages: Sequence[Pages],
                 total += sum(map(_bytes_of, batch.columns))
                 if total > limit:
                     return total
-            for text, found in copied:
-                total += _in_few_rows(file, group, text, found, limit - total)
+            total += _in_few_rows(file, group, copied, limit - total)
     except (pa.ArrowException, OSError, KeyError) as error:
         raise _unreadable(path, error) from error
     return total
 
 
-def _in_few_rows(file: pq.ParquetFile, group: int, text: Any, pages: Pages, most: int) -> int:
-    """The bytes of the texts of a column that Arrow copies, counted a few rows at a time.
+def _in_few_rows(file: pq.ParquetFile, group: int, texts: Sequence[tuple[Any, Pages]], most: int) -> int:
+    """The bytes of the texts of columns that Arrow copies, counted a few rows at a time.
 
     None is longer than all pages of its column; how many there are in a row of lists, Arrow does not tell.
     """
-    if text.max_repetition_level:
-        return pages.values * pages.size
-    total, rows = 0, min(max(1, size_limit() // (4 * max(1, pages.size))), _SOME_ROWS)
-    for batch in file.iter_batches(rows, row_groups=[group], columns=[text.path]):
+    total = sum(pages.values * pages.size for text, pages in texts if text.max_repetition_level)
+    single = [(text.path, pages.size) for text, pages in texts if not text.max_repetition_level]
+    if not single or total > most:
+        return total
+    rows = min(max(1, size_limit() // (4 * max(1, sum(size for _, size in single)))), _SOME_ROWS)
+    for batch in file.iter_batches(rows, row_groups=[group], columns=[path for path, _ in single]):
         total += sum(map(_bytes_of, batch.columns))
         if total > most:
             break
@@ -453,18 +460,18 @@ def _in_few_rows(file: pq.ParquetFile, group: int, text: Any, pages: Pages, most
 
 def _texts(file: pq.ParquetFile, columns: Sequence[str] | None) -> dict[int, Any]:
     """The columns of texts or bytes, of any length, by their places."""
+    wanted = None if columns is None else set(columns)
     found = {place: file.schema.column(place) for place in range(len(file.schema))}
     return {
         place: one
         for place, one in found.items()
-        if one.physical_type == "BYTE_ARRAY"
-        and (columns is None or any(_holds(name, one) for name in columns))
+        if one.physical_type == "BYTE_ARRAY" and (wanted is None or _is_in(wanted, one))
     }
 
 
-def _holds(name: str, leaf: Any) -> bool:
-    """Whether a part of a nested column, or a whole column, belongs to the column of this name."""
-    return bool(leaf.path == name or leaf.path.startswith(f"{name}."))
+def _is_in(names: Collection[str], leaf: Any) -> bool:
+    """Whether a part of a nested column, or a whole column, belongs to a column of these names."""
+    return any(part in names for part in itertools.accumulate(leaf.path.split("."), "{}.{}".format))
 
 
 def _bytes_of(values: pa.Array) -> int:

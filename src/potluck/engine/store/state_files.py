@@ -87,7 +87,9 @@ def is_too_long(path: Path) -> bool:
             try:
                 head = json.loads(file.read(length))
                 ends = [one["data_offsets"][1] for name, one in head.items() if name != "__metadata__"]
-                return bool(size > 8 + length + max(ends, default=0))
+                return not all(isinstance(end, int) for end in ends) or size > 8 + length + max(
+                    ends, default=0
+                )
             except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
                 return size > _LONGEST_HEAD
 
