@@ -18,7 +18,7 @@ from potluck.core.task import Task
 from potluck.errors import ConfigError
 from potluck.training.collect import collect
 from potluck.training.fit import fit
-from potluck.training.optimizers import Group, Optimizer
+from potluck.training.optimizers import Group, Optimizer, shorten_gradients
 
 TASK = Task("classification", 3, (4,))
 DRAW = Rng(11)
@@ -233,6 +233,18 @@ class TestGroups:
         fit(client, ce)
         (workspace,) = client.workspaces.values()
         assert not any(map(workspace.optimizer.takes_factor, workspace.optimizer.groups))
+
+    def test_gradients_that_are_short_enough_are_left_alone(self):
+        value = nn.Parameter(torch.ones(3))
+        for factor, same in ((1.0, True), (0.5, False), (torch.nan, False)):
+            value.grad = gradient = torch.tensor([1.0, 2.0, -3.0])
+            shorten_gradients([value], torch.tensor(factor))
+            assert (value.grad is gradient) is same
+            torch.testing.assert_close(value.grad, gradient * factor, rtol=0, atol=0, equal_nan=True)
+        clipped, free = make_client(), make_client()
+        fit(clipped, ce, clip=1e9)
+        fit(free, ce)
+        assert torch.equal(weights(clipped["model"].module), weights(free["model"].module))
 
     @pytest.mark.parametrize("argument", ["train", "groups", "prox"])
     def test_a_prefix_that_names_nothing(self, argument):

@@ -52,7 +52,12 @@ def clip_factors(
 
 
 def shorten_gradients(values: list[nn.Parameter], factor: Tensor) -> None:
-    """Multiply gradients; the results get new memory, as two gradients may be the same tensor."""
+    """Multiply gradients; the results get new memory, as two gradients may be the same tensor.
+
+    On a CPU, where it costs nothing to look, gradients that are short enough are left as they are: the same bits.
+    """
+    if factor.device.type == "cpu" and bool(factor == 1):
+        return
     gradients = [value.grad for value in values if value.grad is not None]
     for value, shortened in zip(values, torch._foreach_mul(gradients, factor), strict=True):
         value.grad = shortened
