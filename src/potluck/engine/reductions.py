@@ -24,6 +24,13 @@ def variances(message: Message) -> list[tuple[str, Tensor]]:
     ]
 
 
+def _magnitudes(values: list[Tensor]) -> list[Tensor]:
+    """The largest magnitude of each, NaN if one number is; on a CPU by what is twenty times as fast as its norm."""
+    if not all(value.device.type == "cpu" for value in values):
+        return [*torch._foreach_norm(values, torch.inf)]
+    return [torch.maximum(-low, high) for low, high in map(torch.aminmax, values)]
+
+
 class Reductions:
     """Gathers tensors of answers; `read` reduces each to a number and waits for the device, once."""
 
@@ -65,7 +72,7 @@ class Reductions:
 
     def read(self) -> None:
         """Compute and read all numbers."""
-        largest = [*torch._foreach_norm(self._largest, torch.inf)] if self._largest else []
+        largest = _magnitudes(self._largest)
         norms = [*torch._foreach_norm(self._measured)] if self._measured else []
         everything = [value.float().to(self.device) for value in largest + self._singles + norms]
         read = torch.stack(everything).tolist() if everything else []
