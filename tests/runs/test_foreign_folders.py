@@ -279,6 +279,7 @@ def resealed(home: Path) -> None:
     for path in home.glob("checkpoint*.json"):
         values = json.loads(path.read_text())
         values.pop("seal")
+        values["sizes"] = {one: (home / one).stat().st_size for one in values["sha256"]}
         values["sha256"] = {one: sha256(home / one) for one in values["sha256"]}
         path.write_text(json.dumps(values | {"seal": _seal(values)}))
 

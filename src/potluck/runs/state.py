@@ -12,11 +12,11 @@ from potluck.core.card import ClientId
 from potluck.core.packed import State
 from potluck.core.plain_values import printable
 from potluck.core.state import Outline
+from potluck.core.tensor_files import shapes
 from potluck.engine.multi_gpu import MultiGpuStore
 from potluck.engine.rounds import Rounds
 from potluck.engine.store.checkpoints import Checkpoint
 from potluck.engine.store.client_store import ClientStore
-from potluck.engine.store.state_files import shapes
 from potluck.signals import held_back
 
 T = TypeVar("T")
@@ -93,8 +93,15 @@ class RunState:
             kind = clients.kind(client)
             if kind not in outlines:
                 outlines[kind] = clients.build_client(client).outline()
-            if (misfit := outlines[kind].misfit(shapes(path))) is not None:
+            if (misfit := outlines[kind].misfit(_shapes(path))) is not None:
                 raise ValueError(f"client {client}'s {misfit}")
+
+
+def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    try:
+        return shapes(path)
+    except ValueError as error:
+        raise ValueError(f"{path.name} cannot be read: {error}") from error
 
 
 def _entries(values: Mapping[ClientId, T], clients: Iterable[ClientId]) -> dict[ClientId, T | None]:
