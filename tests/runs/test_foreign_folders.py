@@ -295,6 +295,16 @@ def test_a_mapping_that_its_method_cannot_use_is_one_sentence(tmp_path: Path) ->
         resume(folder)
 
 
+def test_a_server_state_without_tensors_under_a_right_checksum_is_named(folder: Path) -> None:
+    (path,) = (folder / "checkpoints").glob("server-*2.safetensors")
+    path.write_bytes(b"none")
+    resealed(folder / "checkpoints")
+    with pytest.raises(
+        RunError, match=rf"cannot be read: {path.name}: it is not safetensors, .*--from-round 1"
+    ):
+        resume(folder)
+
+
 @pytest.mark.parametrize(
     ("who", "damage"),
     [

@@ -168,7 +168,7 @@ class Checkpoints:
         others = tuple(one for one in readable if one != manifest.round)
         try:
             self._check(manifest)
-            state = dict(tensors(self.folder / manifest.server))
+            state = self._server_state(manifest)
         except (OSError, ValueError) as error:
             raise DamagedCheckpoint(_sentence(self.folder, manifest.round, error), others) from error
         self._kept = readable | {manifest.round: manifest}
@@ -272,6 +272,12 @@ class Checkpoints:
                 raise RunError(
                     f"{path} is no file, and an earlier checkpoint has one of that name; move it out of the way"
                 )
+
+    def _server_state(self, manifest: Manifest) -> State:
+        try:
+            return dict(tensors(self.folder / manifest.server))
+        except ValueError as error:
+            raise ValueError(f"{manifest.server}: {error}") from error
 
     def _path(self, round_: int) -> Path:
         return self.folder / f"checkpoint-{round_:06d}.json"
