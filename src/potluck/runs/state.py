@@ -85,8 +85,7 @@ class RunState:
 
     def _check(self, checkpoint: Checkpoint) -> None:
         """Refuse tensors with other names or shapes than server and clients have; of each kind one is built."""
-        found = {name: tuple(value.shape) for name, value in checkpoint.server.items()}
-        if (misfit := self.server.outline().misfit(found)) is not None:
+        if (misfit := self.server.outline().misfit(_shapes(checkpoint.server_file))) is not None:
             raise ValueError(f"the server's {misfit}")
         clients, outlines = self.rounds.federation.clients, dict[str, Outline]()
         for client, path in checkpoint.clients.items():

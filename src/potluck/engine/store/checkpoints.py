@@ -23,7 +23,7 @@ import safetensors.torch
 
 from potluck.core.card import ClientId
 from potluck.core.packed import State
-from potluck.core.tensor_files import tensors
+from potluck.core.tensor_files import shapes, tensors
 from potluck.engine.store.manifest import Manifest
 from potluck.engine.store.state_files import on_host
 from potluck.errors import RunError, first_line
@@ -47,12 +47,17 @@ class DamagedCheckpoint(RunError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run after a round; the clients' states stay in their files."""
+    """A run after a round; all states stay in their files until they are asked for."""
 
     round: int
-    server: State
+    server_file: Path
     clients: Mapping[ClientId, Path]
     notes: Mapping[str, Any]
+
+    @property
+    def server(self) -> State:
+        """The server's state, read anew each time."""
+        return dict(tensors(self.server_file))
 
 
 class Checkpoints:
@@ -168,7 +173,7 @@ class Checkpoints:
         others = tuple(one for one in readable if one != manifest.round)
         try:
             self._check(manifest)
-            state = self._server_state(manifest)
+            self._check_head(manifest.server)
         except (OSError, ValueError) as error:
             raise DamagedCheckpoint(_sentence(self.folder, manifest.round, error), others) from error
         self._kept = readable | {manifest.round: manifest}
@@ -178,7 +183,7 @@ class Checkpoints:
         self._refuse_others()
         self._clean()
         clients = {client: self.folder / name for client, name in manifest.clients.items()}
-        return Checkpoint(manifest.round, state, clients, manifest.notes)
+        return Checkpoint(manifest.round, self.folder / manifest.server, clients, manifest.notes)
 
     def go_back(self, round_: int) -> None:
         """Make the checkpoint of an earlier round the newest; later ones are removed.
@@ -273,11 +278,11 @@ class Checkpoints:
                     f"{path} is no file, and an earlier checkpoint has one of that name; move it out of the way"
                 )
 
-    def _server_state(self, manifest: Manifest) -> State:
+    def _check_head(self, server: str) -> None:
         try:
-            return dict(tensors(self.folder / manifest.server))
+            shapes(self.folder / server)
         except ValueError as error:
-            raise ValueError(f"{manifest.server}: {error}") from error
+            raise ValueError(f"{server}: {error}") from error
 
     def _path(self, round_: int) -> Path:
         return self.folder / f"checkpoint-{round_:06d}.json"
