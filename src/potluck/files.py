@@ -240,6 +240,9 @@ def is_shallow(value: Any) -> bool:
 
 _READERS = 4  # threads that compute checksums
 CHECKSUM = "sha256"  # the key of a JSON file's own checksum
+_BLOCK = 512  # bytes, in which the system counts what is on the disk
+_MOST_HOLES = 1 << 26  # bytes that a file may have whatever is on the disk of it
+_THINNEST = 64  # bytes of a longer file for each on the disk: some file systems keep no zeros
 
 
 def write_checked(path: Path, value: Mapping[str, Any]) -> None:
@@ -278,11 +281,13 @@ def _checksum(value: Mapping[str, Any]) -> str:
 def sha256(path: Path, sync: bool = False, stop: threading.Event | None = None) -> str:
     """The SHA-256 of a file; `sync` makes sure that it is on the disk first, not only in the system's cache.
 
-    `stop` ends it with an `InterruptedError`: a file may claim to have a terabyte.
+    `stop` ends it with an `InterruptedError`: a file may have a terabyte. One that only claims so is refused.
     """
     with opened(path, os.O_RDONLY) as handle:
         if sync:
             os.fsync(handle)
+        else:
+            refuse_holes(handle, path)
         found, buffer = hashlib.sha256(), memoryview(bytearray(_PIECE))
         with os.fdopen(os.dup(handle), "rb", buffering=0) as file:
             while length := file.readinto(buffer):
@@ -290,6 +295,23 @@ def sha256(path: Path, sync: bool = False, stop: threading.Event | None = None) 
                     raise InterruptedError
                 found.update(buffer[:length])
         return found.hexdigest()
+
+
+def refuse_holes(handle: int, path: Path) -> None:
+    """Raise an `OSError` for a long file of which hardly anything is on the disk.
+
+    To read the zeros in its holes takes as long as if they were there, and it costs nothing to make one.
+    """
+    found = os.fstat(handle)
+    on_disk = _BLOCK * found.st_blocks
+    if found.st_size <= _MOST_HOLES or found.st_size <= _THINNEST * on_disk:
+        return
+    if os.lseek(handle, 0, os.SEEK_HOLE) < found.st_size:  # not every file system says what is on the disk
+        os.lseek(handle, 0, os.SEEK_SET)
+        raise OSError(
+            errno.EFBIG, f"it has {found.st_size:,} bytes, of which {on_disk:,} are on the disk", str(path)
+        )
+    os.lseek(handle, 0, os.SEEK_SET)
 
 
 def by_readers(work: Callable[[T, threading.Event], R], each: Iterable[T]) -> Generator[R, None, None]:

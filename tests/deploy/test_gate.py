@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import errno
 import io
 import re
@@ -21,7 +22,7 @@ from typer.testing import CliRunner
 
 from potluck.cli import federation
 from potluck.cli.app import app
-from potluck.deploy.flower.certificates import tls_of
+from potluck.deploy.flower.certificates import dates_told, tls_of
 from potluck.deploy.flower.connections import Security, free_port
 from potluck.errors import ConfigError
 
@@ -305,6 +306,103 @@ def test_new_certificates_of_both_sides_are_taken_while_the_gate_is_open(superli
     with gates.open_door(f"127.0.0.1:{free_port()}") as door:
         asyncio.run(play(door))
     assert ["stay as they were" in notice for notice in notices] == [True, False]
+
+
+def test_connections_of_an_earlier_authority_are_closed(tmp_path):
+    """Those that no call uses at once; the others when their calls have ended."""
+    channels, wait, begun = [], None, None
+
+    async def answer(reader, writer):
+        channels.append(writer)
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                await reader.readuntil(b"\r\n\r\n")
+                begun.set()
+                await wait.wait()
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+        writer.close()
+
+    def closed():
+        return [channel.is_closing() for channel in channels]
+
+    async def nothing():
+        return
+        yield b""
+
+    async def play():
+        nonlocal wait, begun
+        wait, begun = asyncio.Event(), asyncio.Event()
+        wait.set()
+        door = await asyncio.start_server(answer, "127.0.0.1", 0)
+        port = door.sockets[0].getsockname()[1]
+        behind = gates.Superlink(f"127.0.0.1:{port}", None, gates.Bounds(), print)
+
+        async def ask():
+            return await behind.ask(b"/v1/fleet/pull", [(b"content-length", b"0")], nothing())
+
+        for number in range(5):
+            assert (await ask())[2] == b"ok"
+            behind.trust()
+            while not closed()[number]:
+                await asyncio.sleep(0)
+        wait.clear()
+        begun.clear()
+        under_way = asyncio.create_task(ask())
+        await begun.wait()
+        behind.trust()
+        wait.set()
+        assert (await under_way)[2] == b"ok"
+        while not all(closed()):
+            await asyncio.sleep(0)
+        assert len(channels) == 6
+        door.close()
+
+    asyncio.run(asyncio.wait_for(play(), 30))
+
+
+def test_certificates_that_are_not_valid_or_soon_not_are_told(tmp_path):
+    make_keys(tmp_path / "k", ["127.0.0.1"], [], days=365)
+    make_keys(tmp_path / "later", ["127.0.0.1"], [], days=400)
+    keys = tmp_path / "k"
+    security = Security(ca=keys / "ca.crt", certificate=keys / "server.crt", key=keys / "server.key")
+    from cryptography import x509
+
+    leaf = x509.load_pem_x509_certificate((keys / "server.crt").read_bytes())
+    begin, end, day = leaf.not_valid_before_utc, leaf.not_valid_after_utc, datetime.timedelta(days=1)
+    assert dates_told(security, begin + day) == dates_told(security, end - 15 * day) == []
+    for moment, wanted in (
+        (begin - day, "is not valid before"),
+        (end - 3.5 * day, "expires on .*, in 3 days"),
+        (end + day, "has expired on"),
+    ):
+        told = dates_told(security, moment)
+        assert [re.search(f"the certificate (.*) {wanted}", one)[1] for one in told] == [
+            str(keys / "server.crt"),
+            str(keys / "ca.crt"),
+        ]
+    (keys / "ca.crt").write_bytes((keys / "ca.crt").read_bytes() + (tmp_path / "later/ca.crt").read_bytes())
+    assert len(dates_told(security, end + day)) == 1  # one of two authorities is valid
+    (keys / "server.crt").write_text("none")
+    assert dates_told(security, end + day) == dates_told(Security(), end + day) == []
+
+
+def test_the_gate_tells_of_dates_when_it_opens_and_reads_again(superlink, tmp_path, monkeypatch):
+    make_keys(tmp_path / "k", ["127.0.0.1"], [], days=3)
+    keys, notices = tmp_path / "k", []
+    security = Security(ca=keys / "ca.crt", certificate=keys / "server.crt", key=keys / "server.key")
+
+    async def play(door):
+        opening = gates._serve(door, "here", f"127.0.0.1:{superlink.port}", security, None, notices.append)
+        going = asyncio.create_task(opening)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        going.cancel()
+        behind = gates.Superlink("127.0.0.1:1", security.ca, QUICK, notices.append)
+        gates.Gate(behind, None, QUICK).read_again(security)
+
+    with gates.open_door(f"127.0.0.1:{free_port()}") as door:
+        asyncio.run(play(door))
+    assert ["expires on" in one for one in notices] == [True, True, False, False, True, True]
 
 
 def own_address():

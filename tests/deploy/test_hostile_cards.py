@@ -141,6 +141,27 @@ def test_the_largest_group_that_fits_begins(roster, needed, options, begins):
     assert set(out) == set(roster) - set(begins)
 
 
+@pytest.mark.parametrize(("unlike", "begins"), [(400, 600), (1000, None)])
+def test_hundreds_of_unlike_cards_do_not_keep_the_server_busy(unlike, begins):
+    roster = tuple(f"c{number}" for number in range(1000))
+    width = {client: max(0, unlike - number) for number, client in enumerate(roster)}
+    facts, built = {client: {"task": 1, "width": width[client]} for client in roster}, []
+
+    def build(members):
+        built.append(len(members))
+        if len({width[client] for client in members}) > 1:
+            raise ConfigError("these have several widths")
+        return members
+
+    if begins is None:
+        with pytest.raises(ConfigError, match="fit among themselves"):
+            without_misfits(roster, facts, build, 2)
+    else:
+        federation, out = without_misfits(roster, facts, build, 2)
+        assert (len(federation), len(out)) == (begins, unlike)
+    assert len(built) < 30_000
+
+
 def test_of_two_groups_as_large_nobody_can_say_which_is_wrong():
     facts = {client: {"width": client in "ab"} for client in "abcd"}
 

@@ -1,5 +1,6 @@
 """Who is needed for a federation to start and to go on; clients that come late or leave for good."""
 
+import errno
 import itertools
 from dataclasses import replace
 from unittest.mock import Mock
@@ -18,6 +19,7 @@ from potluck.deploy import repeats, served_run, wire
 from potluck.deploy.engine import GRACE, HELLO
 from potluck.deploy.enrolments import kept_enrolments
 from potluck.deploy.federated_run import fits
+from potluck.deploy.record_files import RecordFiles
 from potluck.deploy.register import Register
 from potluck.deploy.run import open_folder
 from potluck.engine.protocol import Answer, Request, Stamp
@@ -31,6 +33,27 @@ class Killed(BaseException):
 
 def training(rounds=2, **others):
     return {"training": {"rounds": rounds, "batch_size": 16, "optimizer": {"lr": 0.05}} | others}
+
+
+def test_a_round_that_needs_a_site_with_a_full_disk_waits_until_there_is_room(tmp_path, monkeypatch):
+    experiment = sites.federated(
+        FEDMRL, engine={"device": "cpu", "patience": 600}, **training(3, quorum=1.0, attempts=2)
+    )
+    serve(Link(tmp_path / "fine"), tmp_path / "fine/run", experiment)
+    link, time, told, write = Link(tmp_path / "full"), Time(), Told(), RecordFiles.write_manifest
+    room = [True, True, *[False] * 5]  # for the site of client 1, at each write
+
+    def full(files, values):
+        if (tmp_path / "full" / "1") in files.folder.parents and room and not room.pop(0):
+            raise RunError("there is no room") from OSError(errno.ENOSPC, "No space left on device")
+        write(files, values)
+
+    monkeypatch.setattr(RecordFiles, "write_manifest", full)
+    serve(link, tmp_path / "full/run", experiment, told, time)
+    assert not room
+    assert time.waits == [5, 10, 20, 40]
+    assert sum("client 1: RunError at the site" in one for one in told.notices) == 4
+    assert sites.log(tmp_path / "full/run") == sites.log(tmp_path / "fine/run")
 
 
 def stop_in(link, round_):

@@ -20,8 +20,9 @@ from safetensors import SafetensorError
 import potluck
 from helpers import TINY, StopAfter, changed_experiment, stopped_run
 from kills import Kill
-from potluck.engine.store.checkpoints import Checkpoint, Checkpoints, DamagedCheckpoint
+from potluck.engine.store.checkpoints import Checkpoints, DamagedCheckpoint
 from potluck.engine.store.client_store import ClientStore
+from potluck.engine.store.manifest import _seal
 from potluck.errors import RunError
 from potluck.experiment.schema import Experiment
 from potluck.report.reading import reading
@@ -135,13 +136,92 @@ def test_an_earlier_round_is_played_on_from_to_the_same_end(whole: Path, tmp_pat
         resume(folder, from_round=2)
 
 
+def rewritten(home: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change the manifests of a folder, with seals that are right."""
+    for path in home.glob("checkpoint*.json"):
+        values = json.loads(path.read_text())
+        values.pop("seal")
+        change(values)
+        path.write_text(json.dumps(values | {"seal": _seal(values)}))
+
+
+def claims_a_terabyte(path: Path) -> None:
+    """A file whose own head says so, without a byte of it on the disk."""
+    numbers = 1 << 38
+    head = {"a": {"dtype": "F32", "shape": [numbers], "data_offsets": [0, 4 * numbers]}}
+    text = json.dumps(head).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
+    os.truncate(path, 8 + len(text) + 4 * numbers)
+
+
+def test_a_file_of_another_size_is_not_read(folder: Path) -> None:
+    home, found = folder / "checkpoints", manifest(folder)
+    assert found["sizes"] == {name: (home / name).stat().st_size for name in found["sha256"]}
+    for name in (found["server"], *found["clients"].values()):
+        kept = (home / name).read_bytes()
+        claims_a_terabyte(home / name)
+        with pytest.raises(
+            RunError, match=rf"{name} is damaged: it has 1,099,.* and {len(kept):,} were written"
+        ):
+            resume(folder)
+        (home / name).write_bytes(kept)
+    rewritten(home, lambda values: values["sizes"].update({name: "1"}))
+    with pytest.raises(RunError, match=f"it has no size of {name}"):
+        resume(folder)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_terabyte_that_the_manifest_knows_of_is_not_read(folder: Path, known: bool) -> None:
+    home, name = folder / "checkpoints", manifest(folder)["server"]
+    claims_a_terabyte(home / name)
+    size = (home / name).stat().st_size
+    rewritten(home, lambda values: values["sizes"].update({name: size}) if known else values.pop("sizes"))
+    with pytest.raises(
+        RunError, match=rf"{name}: it has 1,099,.* bytes, of which .* on the disk; .*from-round 4"
+    ):
+        resume(folder)
+
+
+def test_a_log_of_a_terabyte_that_the_manifest_knows_of_is_not_read(folder: Path) -> None:
+    os.truncate(folder / "ledger.jsonl", 1 << 40)
+    mark = {"bytes": 1 << 40, "sha256": ""}
+    rewritten(folder / "checkpoints", lambda values: values["logs"].update({"ledger.jsonl": mark}))
+    with pytest.raises(RunError, match=r"ledger\.jsonl is damaged: it has 1,099,.* bytes, of which"):
+        resume(folder)
+
+
+def test_a_manifest_without_sizes_is_read_and_the_next_one_has_them(folder: Path, whole: Path) -> None:
+    home = folder / "checkpoints"
+    rewritten(home, lambda values: values.pop("sizes"))
+    resume(folder)
+    assert same_logs(folder, whole)
+    assert manifest(folder)["sizes"] == manifest(whole)["sizes"]
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/etc/hosts")])
+def test_what_is_no_file_of_an_earlier_checkpoint_is_found_before_training(
+    folder: Path, make: Callable[[Path], Any]
+) -> None:
+    home, rounds = folder / "checkpoints", Checkpoints(folder / "checkpoints").rounds()
+    newest = set(manifest(folder)["clients"].values())
+    older = json.loads((home / f"checkpoint-{rounds[0]:06d}.json").read_text())["clients"].values()
+    name = min(set(older) - newest)
+    (home / name).unlink()
+    make(home / name)
+    before = sorted(home.iterdir())
+    with pytest.raises(RunError, match=rf"{name} is no file, and an earlier checkpoint has one"):
+        Checkpoints(home).load()
+    assert sorted(home.iterdir()) == before
+
+
 # --- a process that is killed ---------------------------------------------------------------------------
 
 
-def saved_on(folder: Path, last: int = 5) -> Checkpoint | None:
+def saved_on(folder: Path, last: int = 5) -> dict[int, list[float]]:
     """Write the checkpoints that are left, each with a state that changes and one that does not; what was there."""
     store, checkpoints = ClientStore(folder=folder), Checkpoints(folder)
     found = checkpoints.load()
+    there = {} if found is None else {found.round: found.server["x"].tolist()}
     store.put("a", found.clients["a"] if found else {"w": torch.arange(3.0)})
     try:
         for round_ in range(1 + (found.round if found else 0), last + 1):
@@ -150,7 +230,7 @@ def saved_on(folder: Path, last: int = 5) -> Checkpoint | None:
             checkpoints.wait()
     finally:
         store.close()  # and its threads, which would go on after a kill
-    return found
+    return there
 
 
 def test_a_kill_at_any_operation_of_a_checkpoint_leaves_a_whole_one(tmp_path: Path) -> None:
@@ -164,8 +244,7 @@ def test_a_kill_at_any_operation_of_a_checkpoint_leaves_a_whole_one(tmp_path: Pa
         killed(folder, at)
         newest = Checkpoints(folder).newest_round()
         found = saved_on(folder)
-        assert newest == (found.round if found else 0)
-        assert found is None or found.server["x"].tolist() == [newest] * 2
+        assert found == ({newest: [newest] * 2} if newest else {})
         assert Checkpoints(folder).rounds() == (3, 4, 5)
         whole = [path.name.split("-")[0] for path in sorted((tmp_path / "whole").iterdir())]
         assert [path.name.split("-")[0] for path in sorted(folder.iterdir())] == whole, at

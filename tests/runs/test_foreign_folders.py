@@ -279,6 +279,7 @@ def resealed(home: Path) -> None:
     for path in home.glob("checkpoint*.json"):
         values = json.loads(path.read_text())
         values.pop("seal")
+        values["sizes"] = {one: (home / one).stat().st_size for one in values["sha256"]}
         values["sha256"] = {one: sha256(home / one) for one in values["sha256"]}
         path.write_text(json.dumps(values | {"seal": _seal(values)}))
 
@@ -291,6 +292,16 @@ def test_a_mapping_that_its_method_cannot_use_is_one_sentence(tmp_path: Path) ->
     safetensors.torch.save_file(state, path)
     resealed(folder / "checkpoints")
     with pytest.raises(RunError, match=r"checkpoints does not fit this run: round 3 fails with KeyError.*; "):
+        resume(folder)
+
+
+def test_a_server_state_without_tensors_under_a_right_checksum_is_named(folder: Path) -> None:
+    (path,) = (folder / "checkpoints").glob("server-*2.safetensors")
+    path.write_bytes(b"none")
+    resealed(folder / "checkpoints")
+    with pytest.raises(
+        RunError, match=rf"cannot be read: {path.name}: it is not safetensors, .*--from-round 1"
+    ):
         resume(folder)
 
 

@@ -17,18 +17,14 @@ import torch
 from torch import Tensor
 
 from potluck.core.packed import row_major
-from potluck.core.plain_values import printable, read_json
+from potluck.core.plain_values import printable
+from potluck.core.tensor_files import DTYPES, tensors_in
 from potluck.errors import MessageError
 
 Content = Mapping[str, "Tensor | Mapping[str, Tensor]"]
 Signature = tuple[tuple[str, torch.dtype, torch.Size], ...]
 
-_DTYPES = {
-    torch.uint64: "U64", torch.int64: "I64", torch.float64: "F64", torch.complex64: "C64",
-    torch.float32: "F32", torch.uint32: "U32", torch.int32: "I32", torch.bfloat16: "BF16",
-    torch.float16: "F16", torch.uint16: "U16", torch.int16: "I16", torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
+_DTYPES = {dtype: name for name, dtype in DTYPES.items()}
 _RANKS = {dtype: rank for rank, dtype in enumerate(_DTYPES)}  # the order in which safetensors lays them out
 
 
@@ -139,9 +135,8 @@ class Message(Mapping[str, Tensor]):
     def decode(cls, data: bytes) -> tuple[Message, dict[str, str]]:
         """The message and its envelope; raises `MessageError` if the bytes are not a message."""
         try:
-            tensors = safetensors.torch.load(data)
-            header = read_json(data[8 : 8 + int.from_bytes(data[:8], "little")])
-            return cls(tensors), dict(header.get("__metadata__") or {})
+            tensors, about = tensors_in(data)
+            return cls(tensors), about
         except Exception as error:  # bytes of a stranger: whatever they do to a reader
             reason = f"{type(error).__name__}: {printable(str(error), 200)}"
             raise MessageError(

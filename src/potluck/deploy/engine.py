@@ -95,7 +95,7 @@ class FlowerEngine(Engine):
         ] = {}  # who cannot take part with this card, and why
         self.donors, self.repeats = Donors(), Repeats()
         self.lapses = Lapses()  # of training; evaluation has its own
-        self._reached: set[ClientId] = set()  # who was connected in the last exchange
+        self._silent: set[ClientId] = set()  # who was connected in the last exchange, and gave no answer
         self._met: set[Node] = set()
         self._tries: dict[Node, int] = {}
         self._vain: Counter[ClientId | None] = Counter()  # greetings in a row that enrolled nobody, by owner
@@ -189,7 +189,7 @@ class FlowerEngine(Engine):
         deadline, start = self.settings.deadline, self.clock.now()
         outcomes = self._ask(requests, deadline if within is None else min(within, deadline))
         lost = [one.client for one in outcomes if isinstance(one, Failure) and one.lost]
-        waited = [client for client in lost if client in self._reached]
+        waited = [client for client in lost if client in self._silent]
         trusted = not any(self.lapses.is_doubted(one.client) for one in requests)
         self.lapses.note(waited, self.clock.now() - start, trusted)
         return {one.client: one for one in outcomes}
@@ -225,7 +225,6 @@ class FlowerEngine(Engine):
             if node in there:
                 letters[order.client] = node, pack_order(order)
                 most.append(self._most(order))
-        self._reached = {*letters}
         carried = self._carry(list(letters.values()), most, seconds)
         answers = dict(zip(letters, carried, strict=True))
         took = dict(zip(letters, self.courier.took(), strict=False)) if letters else {}
@@ -233,6 +232,7 @@ class FlowerEngine(Engine):
             self.times.add(order, took.get(order.client) or 0.0)
         absent = "it is not connected"
         outcomes = [self._outcome(order, answers.get(order.client, absent)) for order in orders]
+        self._silent = {client for client, answer in answers.items() if isinstance(answer, str)}
         for one in outcomes:
             if isinstance(one, Failure):
                 self.board.refused(one.client, one.reason)
@@ -270,7 +270,7 @@ class FlowerEngine(Engine):
                 f"{who}: its reply cannot be used: {type(error).__name__}: {str(error)[:200]}; {SAME_VERSION}",
             )
         if isinstance(reply, Failure):
-            return Failure(order.client, about(order.client, reply.reason))
+            return Failure(order.client, about(order.client, reply.reason), reply.lost)
         return Failure(order.client, f"{who}: its reply is none to what was asked; {SAME_VERSION}")
 
     def _sound(self, order: Request | Examination, reply: Answer) -> Outcome:

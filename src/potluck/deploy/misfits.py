@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from potluck.core.card import ClientId
@@ -12,6 +12,10 @@ from potluck.federation.federation import Federation
 
 Roster = tuple[ClientId, ...]
 Build = Callable[[Roster], Federation]
+FEW_TRIES, TRIES = (
+    2_000,
+    20,
+)  # federations that are built to find who fits: so many, and so many for each client
 Facts = Mapping[ClientId, Mapping[str, Any]]  # what the card of each client says, by name
 
 
@@ -23,7 +27,7 @@ def without_misfits(
     Those who cannot take part whoever else does are left out first. Of the others the largest group begins whose
     members fit each other. Of two groups as large, those who are in both begin, if they are as many as are
     `needed`; else nobody can say which is wrong. Where no group fits, the experiment is to blame, and the error of
-    building it with everyone is raised.
+    building it with everyone is raised. Where there are hundreds of groups, the search ends before it has seen all.
     """
     try:
         return build(roster), {}
@@ -44,15 +48,16 @@ def without_misfits(
     groups = _Groups(roster, facts, build).largest()
     if not groups:
         raise everyone
-    left = tuple(client for client in roster if all(client in group for group in groups))
+    both = frozenset(groups[0]).intersection(*groups)
+    left = tuple(client for client in roster if client in both)
     if len(groups) > 1 and len(left) < needed:
         one, other = (", ".join(group) for group in groups[:2])
         raise ConfigError(
             f"{everyone}; client {one} on one side and client {other} on the other fit among themselves, and "
             f"neither are more: have it put right there, or begin without one side (--exclude)"
         )
-    out = [client for client in roster if client not in left]
-    return build(left), {client: _reason(client, left, roster, build) for client in out}
+    out = [client for client in roster if client not in both]
+    return build(left), {client: _reason(client, both, roster, build) for client in out}
 
 
 def in_words(error: Exception) -> str:
@@ -67,11 +72,14 @@ class _Groups:
     def __init__(self, roster: Roster, facts: Facts, build: Build) -> None:
         self.roster, self.facts, self.build = roster, facts, build
         self._fit: dict[frozenset[ClientId], bool] = {frozenset(roster): False}
+        self._places = {client: place for place, client in enumerate(roster)}
 
     def largest(self) -> list[Roster]:
         """The groups that no other is larger than; none where nobody can begin."""
         found: list[frozenset[ClientId]] = []
         for seed in self._seeds():
+            if len(self._fit) > FEW_TRIES + TRIES * len(self.roster):
+                break
             if not any(seed <= group for group in found) and self._fits(seed):
                 found.append(self._grown(seed, [one for one in self.roster if one not in seed]))
         if not found:  # a method may need several clients
@@ -110,10 +118,10 @@ class _Groups:
         return self._fit[group]
 
     def _ordered(self, group: frozenset[ClientId]) -> Roster:
-        return tuple(client for client in self.roster if client in group)
+        return tuple(sorted(group, key=self._places.__getitem__))
 
 
-def _reason(client: ClientId, left: Sequence[ClientId], roster: Sequence[ClientId], build: Build) -> str:
+def _reason(client: ClientId, left: Set[ClientId], roster: Sequence[ClientId], build: Build) -> str:
     """Why a client cannot begin with those that are left."""
     try:
         build(tuple(one for one in roster if one in left or one == client))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -19,6 +20,9 @@ from potluck.deploy.site_status import OrderNotes
 from potluck.deploy.wire import Enrolment, Hello, Order, pack_reply, unpack_order
 from potluck.engine.protocol import Answer, Failure, Outcome, Request, about
 from potluck.errors import PotluckError, StepFailed, kind_and_message
+
+FULL = (errno.ENOSPC, errno.EDQUOT)  # what the system says of a disk, or of a user's part of it
+MOST_CAUSES = 100  # errors that an error may come from
 
 
 class Orders(ABC):
@@ -63,7 +67,8 @@ class Orders(ABC):
         with contextlib.suppress(Exception):
             known = isinstance(error, PotluckError)
             self.notes.refused(str(error) if known else kind_and_message(error), received)
-        return pack_reply(Failure(self.client, printable(about(self.client, in_public(error)))))
+        told = printable(about(self.client, in_public(error)))
+        return pack_reply(Failure(self.client, told, lost=is_for_now(error)))
 
     def _note(self, order: Order, outcome: Outcome | Enrolment, received: int, sent: int) -> None:
         """Note an order that was done."""
@@ -97,6 +102,16 @@ class Orders(ABC):
         if self.notes.room.taken():
             with contextlib.suppress(OSError, ValueError):
                 self.notes.log(f"the metric {metric} failed: {error}")
+
+
+def is_for_now(error: BaseException | None) -> bool:
+    """Whether an order that ended so may be done when it comes again: a disk was full."""
+    seen = 0
+    while error is not None and seen < MOST_CAUSES:
+        if isinstance(error, OSError) and error.errno in FULL:
+            return True
+        error, seen = error.__cause__, seen + 1
+    return False
 
 
 def _in_words(order: Order) -> tuple[str, int | None, str]:

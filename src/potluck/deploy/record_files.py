@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
-from safetensors import SafetensorError
 
 from potluck.core.packed import State
+from potluck.core.tensor_files import tensors_in
 from potluck.engine.store.state_files import on_host
 from potluck.errors import RunError
 from potluck.files import LARGEST_JSON, SETTINGS, UNFINISHED, read_bounded, sync_folder, write_whole
@@ -133,8 +133,8 @@ class RecordFiles:
         """The state in a file."""
         data = self.read(name)
         try:
-            return dict(safetensors.torch.load(data))
-        except (SafetensorError, ValueError, KeyError) as error:
+            return tensors_in(data)[0]
+        except ValueError as error:
             raise RunError(
                 f"the client state in {self.folder / name} cannot be read ({error}); "
                 "bring the folder back from a copy"

@@ -70,7 +70,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class Failure:
-    """The steps were not done; `reason` is one sentence. `lost`: no answer came, and one may when asked again."""
+    """The steps were not done; `reason` is one sentence. `lost`: no answer came, and one may when asked again.
+
+    A site says so of itself while its disk is full.
+    """
 
     client: ClientId
     reason: str

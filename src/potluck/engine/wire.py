@@ -66,7 +66,8 @@ def read_request(note: Mapping[str, Any], down: Message) -> Request | Examinatio
 def reply_note(outcome: Outcome) -> dict[str, Any]:
     """Everything about a reply except the tensors that go up."""
     if isinstance(outcome, Failure):
-        return {"reply": "failure", "client": outcome.client, "reason": outcome.reason}
+        lost = {"lost": True} if outcome.lost else {}
+        return {"reply": "failure", "client": outcome.client, "reason": outcome.reason, **lost}
     report = outcome.report
     numbers = {"losses": _listed(report.losses), "metrics": _listed(report.metrics)}
     failed = {"errors": report.errors} if report.errors else {}
@@ -77,7 +78,7 @@ def read_reply(note: Mapping[str, Any], up: Message) -> Outcome:
     """The reply a note describes, with what goes up."""
     kind, client = note["reply"], short_name(note["client"], "a client's id")
     if kind == "failure":
-        return Failure(client, str(note["reason"]))
+        return Failure(client, str(note["reason"]), note.get("lost") is True)
     if kind != "answer":
         raise ValueError(f"there is no reply {shown(kind)}")
     steps = whole(note["steps"], 0, MOST, "the number of steps")

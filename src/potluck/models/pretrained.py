@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from potluck.core.tensor_files import check_file
 from potluck.errors import ModelError
 from potluck.files import in_home
 
@@ -53,8 +54,9 @@ def find_weights(source: str | Path, name: str) -> Path:
 
 def _read(path: Path) -> dict[str, Tensor]:
     try:
+        check_file(path)
         found: dict[str, Tensor] = load_file(path)
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(
             f"the weights {path} are not a safetensors file ({error}); save them as one"
         ) from error

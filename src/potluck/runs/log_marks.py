@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from potluck.errors import RunError
-from potluck.files import opened, sha256
+from potluck.files import opened, refuse_holes, sha256
 
 Marks = Mapping[str, Mapping[str, Any]]  # log → {"bytes": its length, "sha256": its checksum}
 _PIECE = 1 << 20
@@ -77,6 +77,8 @@ def check_marks(folder: Path, marks: Any, names: Iterable[str], whole: bool = Fa
             )
         if whole and length > mark["bytes"]:
             raise RunError(f"{path} is damaged: it is longer than it was at the end of the run")
+        if mark["bytes"]:
+            _check_room(path)
         _hash_part(path, found, 0, mark["bytes"])
         if found.hexdigest() != mark.get("sha256"):
             raise RunError(f"{path} is damaged: its lines are not those of the last checkpoint")
@@ -84,6 +86,14 @@ def check_marks(folder: Path, marks: Any, names: Iterable[str], whole: bool = Fa
 
 def _length(path: Path) -> int:
     return path.lstat().st_size if path.exists() else 0
+
+
+def _check_room(path: Path) -> None:
+    try:
+        with opened(path, os.O_RDONLY) as handle:
+            refuse_holes(handle, path)
+    except OSError as error:
+        raise RunError(f"{path} is damaged: {error.strerror or error}") from error
 
 
 def _hash_part(path: Path, content: Any, start: int, end: int) -> None:

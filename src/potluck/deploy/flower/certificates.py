@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from potluck.deploy.flower.connections import Security, split_address
@@ -12,6 +13,7 @@ from potluck.deploy.node_pulse import is_out_of_time, untrusted
 from potluck.errors import ConfigError
 
 PATIENCE = 10.0  # seconds a server has to answer
+SOON = timedelta(days=14)
 WRONG_NAME = (62, 64)  # OpenSSL's numbers for a certificate of another host name, or another address
 
 
@@ -43,6 +45,52 @@ def tls_of(security: Security) -> ssl.SSLContext | None:
         ) from error
     trusting(security.ca)
     return context
+
+
+def dates_told(security: Security, now: datetime | None = None) -> list[str]:
+    """A sentence for each of our certificates that is not valid now, or will not be soon."""
+    now = now or datetime.now(UTC)
+    chain, authorities = _certificates(security.certificate), _certificates(security.ca)
+    # A chain ends with its first certificate; of several authorities, one that is valid may be enough.
+    dates = (
+        [(security.certificate, max(one[0] for one in chain), min(one[1] for one in chain))] if chain else []
+    )
+    if authorities:
+        dates.append((security.ca, *max(authorities, key=lambda one: one[1])))
+    told = (_of_dates(path, begin, end, now) for path, begin, end in dates)
+    return [sentence for sentence in told if sentence]
+
+
+def _of_dates(path: Path | None, begin: datetime, end: datetime, now: datetime) -> str:
+    if now < begin:
+        return (
+            f"the certificate {path} is not valid before {begin:%Y-%m-%d %H:%M} UTC: nobody connects until then; "
+            "check the clock of this machine, or put another one there"
+        )
+    if now > end:
+        return (
+            f"the certificate {path} has expired on {end:%Y-%m-%d %H:%M} UTC: nobody connects any more; "
+            "put a new one there"
+        )
+    if end - now < SOON:
+        return (
+            f"the certificate {path} expires on {end:%Y-%m-%d %H:%M} UTC, in {(end - now).days} days: "
+            "put a new one there before"
+        )
+    return ""
+
+
+def _certificates(path: Path | None) -> list[tuple[datetime, datetime]]:
+    """From when to when each certificate in a file is valid; none where only OpenSSL can read them."""
+    from cryptography import x509
+
+    if path is None:
+        return []
+    try:
+        found = x509.load_pem_x509_certificates(path.read_bytes())
+        return [(one.not_valid_before_utc, one.not_valid_after_utc) for one in found]
+    except Exception:  # another kind of PEM, or an older version of the format
+        return []
 
 
 def check_server(address: str, security: Security) -> bool:

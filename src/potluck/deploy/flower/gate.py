@@ -24,7 +24,7 @@ from pathlib import Path
 import h11
 import httpx
 
-from potluck.deploy.flower.certificates import tls_of
+from potluck.deploy.flower.certificates import dates_told, tls_of
 from potluck.deploy.flower.connections import Security, is_same_place, split_address
 from potluck.deploy.flower.http_calls import PIECE, Bounds, Caller, Gone, Header, passed_on, refusal
 from potluck.errors import ConfigError
@@ -41,19 +41,52 @@ class Away(Exception):
         self.status = status
 
 
+class Line:
+    """Connections to the SuperLink, with one authority; closed once they are old and no call uses them any more."""
+
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self.client, self.calls, self.old = client, 0, False
+
+    @contextlib.asynccontextmanager
+    async def call(self) -> AsyncIterator[httpx.AsyncClient]:
+        """The connections, for one call."""
+        self.calls += 1
+        try:
+            yield self.client
+        finally:
+            self.calls -= 1
+            await self.close()
+
+    def retire(self) -> asyncio.Task[None]:
+        """Take no further calls; those under way end as they began."""
+        self.old = True
+        return asyncio.get_running_loop().create_task(self.close())
+
+    async def close(self) -> None:
+        """Close the connections, unless they are still needed."""
+        if self.old and not self.calls:
+            await self.client.aclose()
+
+
 class Superlink:
     """The SuperLink behind the gate; says once when it goes away and once when it is back."""
 
     def __init__(self, address: str, ca: Path | None, bounds: Bounds, notice: Callable[[str], None]) -> None:
         self.address, self.notice, self.bounds, self.away = address, notice, bounds, False
-        self.ca = ca
-        self.trust()
+        self.ca, self.line = ca, Line(self._client(ca))
+        self._closing: set[asyncio.Task[None]] = set()
 
     def trust(self) -> None:
         """Trust the authority that the file has now; a call that is under way ends as it began."""
-        self.client = httpx.AsyncClient(
-            base_url=f"{'http' if self.ca is None else 'https'}://{self.address}",
-            verify=False if self.ca is None else ssl.create_default_context(cafile=self.ca),
+        before, self.line = self.line, Line(self._client(self.ca))
+        task = before.retire()
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def _client(self, ca: Path | None) -> httpx.AsyncClient:
+        return httpx.AsyncClient(
+            base_url=f"{'http' if ca is None else 'https'}://{self.address}",
+            verify=False if ca is None else ssl.create_default_context(cafile=ca),
             timeout=httpx.Timeout(self.bounds.answer, connect=self.bounds.head),
             limits=httpx.Limits(max_connections=None),
             trust_env=False,
@@ -81,7 +114,10 @@ class Superlink:
     ) -> tuple[int, list[Header], bytes]:
         data = bytearray()
         try:
-            async with self.client.stream("POST", call.decode(), content=body, headers=headers) as answer:
+            async with (
+                self.line.call() as client,
+                client.stream("POST", call.decode(), content=body, headers=headers) as answer,
+            ):
                 async for piece in answer.aiter_raw():
                     data += piece
                     if len(data) > self.bounds.most:
@@ -107,6 +143,8 @@ class Gate:
             self.tls = tls_of(security)
             self.superlink.trust()
             self.superlink.notice("the certificates were read again")
+            for sentence in dates_told(security):
+                self.superlink.notice(sentence)
         except ConfigError as error:
             self.superlink.notice(f"the certificates stay as they were: {error}")
 
@@ -234,5 +272,7 @@ async def _serve(
     opened = Gate(Superlink(superlink, security.ca, bounds, notice), tls, bounds)
     if hasattr(signal, "SIGHUP") and os.name == "posix":
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, opened.read_again, security)
+    for sentence in dates_told(security):
+        notice(sentence)
     notice(f"the gate is open at {listen}, before the SuperLink at {superlink}; Ctrl-C closes it")
     await opened.serve(door)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from potluck.deploy.announcements import Listener
-from potluck.deploy.flower.certificates import OutOfTime, check_server
+from potluck.deploy.flower.certificates import OutOfTime, check_server, dates_told
 from potluck.deploy.flower.connections import Security, free_port, split_address
 from potluck.deploy.flower.processes import PULSE, Process, require_files, require_flower, start_supernode
 from potluck.deploy.flower.watching import (
@@ -226,6 +226,8 @@ def _take_part(joining: Joining, notice: Notice) -> None:
 
 def _look_at_server(joining: Joining, notice: Notice) -> None:
     """Refuse a server that this site cannot speak to, and tell of one that it may speak to later."""
+    for sentence in dates_told(joining.security):
+        notice(sentence)
     try:
         if not check_server(joining.server, joining.security):
             notice(f"nobody answers at {joining.server} yet: it is tried until the server is there")

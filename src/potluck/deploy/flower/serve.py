@@ -9,7 +9,7 @@ from typing import Any
 
 from potluck.core.card import ClientId
 from potluck.deploy.enrolled import sites_of
-from potluck.deploy.flower.certificates import tls_of
+from potluck.deploy.flower.certificates import dates_told, tls_of
 from potluck.deploy.flower.connections import Security, is_open, split_address
 from potluck.deploy.flower.processes import require_flower
 from potluck.deploy.flower.relay import relaying
@@ -48,6 +48,8 @@ def serve(
     split_address(address)
     security.check(address, ("ca", "certificate", "key"))
     tls_of(security)  # a SuperLink of our own would end over files that are none, and not name them
+    for sentence in dates_told(security):
+        watcher.notice(sentence)
     experiment = prepared(experiment)
     files = key_folder(experiment, security, watcher)
     keys = chosen_keys(files, security, address, begun=(folder / REGISTER).exists())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import stat
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
@@ -19,12 +20,12 @@ from threading import Event
 from typing import Any
 
 import safetensors.torch
-from safetensors import SafetensorError
 
 from potluck.core.card import ClientId
 from potluck.core.packed import State
+from potluck.core.tensor_files import shapes, tensors
 from potluck.engine.store.manifest import Manifest
-from potluck.engine.store.state_files import is_too_long, on_host
+from potluck.engine.store.state_files import on_host
 from potluck.errors import RunError, first_line
 from potluck.files import by_readers, held, remove, sha256, sync_folder, write_whole
 
@@ -46,12 +47,17 @@ class DamagedCheckpoint(RunError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run after a round; the clients' states stay in their files."""
+    """A run after a round; all states stay in their files until they are asked for."""
 
     round: int
-    server: State
+    server_file: Path
     clients: Mapping[ClientId, Path]
     notes: Mapping[str, Any]
+
+    @property
+    def server(self) -> State:
+        """The server's state, read anew each time."""
+        return dict(tensors(self.server_file))
 
 
 class Checkpoints:
@@ -108,15 +114,16 @@ class Checkpoints:
         self.folder.mkdir(exist_ok=True)
         server_file, content = f"server-{round_:06d}.safetensors", safetensors.torch.save(on_host(server))
         write_whole(self.folder / server_file, content, inner=True)
-        known = {name: found for one in self._kept.values() for name, found in one.sha256.items()}
+        known = {name: found for one in self._kept.values() for name, found in one.files.items()}
         with ThreadPoolExecutor(_READERS, thread_name_prefix="checksums") as pool:
             summed = list(pool.map(lambda saved: _summed(saved.result(), known), clients.values()))
-        files = {client: path for client, (path, _) in zip(clients, summed, strict=True)}
-        sums = {server_file: hashlib.sha256(content).hexdigest()}
-        sums |= {path.name: found for path, found in summed}
+        names = {client: path.name for client, (path, _) in zip(clients, summed, strict=True)}
+        files = {server_file: (hashlib.sha256(content).hexdigest(), len(content))}
+        files |= {path.name: found for path, found in summed}
         before()
-        names = {client: path.name for client, path in files.items()}
-        self._put_first(Manifest(round_, server_file, names, sums, notes))
+        sums = {name: found for name, (found, _) in files.items()}
+        sizes = {name: size for name, (_, size) in files.items()}
+        self._put_first(Manifest(round_, server_file, names, sums, sizes, notes))
 
     def _put_first(self, manifest: Manifest) -> None:
         """Make a manifest the newest; later ones and those before the last three go, with their files."""
@@ -166,16 +173,17 @@ class Checkpoints:
         others = tuple(one for one in readable if one != manifest.round)
         try:
             self._check(manifest)
-            state = dict(safetensors.torch.load_file(self.folder / manifest.server))
-        except (OSError, ValueError, SafetensorError) as error:
+            self._check_head(manifest.server)
+        except (OSError, ValueError) as error:
             raise DamagedCheckpoint(_sentence(self.folder, manifest.round, error), others) from error
         self._kept = readable | {manifest.round: manifest}
         if round_ is None:
             last = sorted(one for one in self._kept if one <= manifest.round)[-KEPT:]
             self._kept = {one: self._kept[one] for one in last}
+        self._refuse_others()
         self._clean()
         clients = {client: self.folder / name for client, name in manifest.clients.items()}
-        return Checkpoint(manifest.round, state, clients, manifest.notes)
+        return Checkpoint(manifest.round, self.folder / manifest.server, clients, manifest.notes)
 
     def go_back(self, round_: int) -> None:
         """Make the checkpoint of an earlier round the newest; later ones are removed.
@@ -247,17 +255,34 @@ class Checkpoints:
         return dict(sorted(found.items()))
 
     def _check(self, manifest: Manifest) -> None:
-        """Compare every file with its checksum."""
+        """Compare every file with its size and its checksum; one of another size is not read."""
 
-        def differs(name: str, stop: Event) -> str | None:
-            path = self.folder / name
-            same = not is_too_long(path) and sha256(path, stop=stop) == manifest.sha256[name]
-            return None if same else name
+        def damage(name: str, stop: Event) -> str | None:
+            path, noted = self.folder / name, manifest.sizes.get(name)
+            if noted is not None and (size := path.lstat().st_size) != noted:
+                return f"{name} is damaged: it has {size:,} bytes, and {noted:,} were written"
+            if sha256(path, stop=stop) != manifest.sha256[name]:
+                return f"{name} is damaged: its SHA-256 is not the one that was noted"
+            return None
 
-        with closing(by_readers(differs, sorted(manifest.names))) as found:
-            for name in found:
-                if name is not None:
-                    raise ValueError(f"{name} is damaged: its SHA-256 is not the one that was noted")
+        with closing(by_readers(damage, sorted(manifest.names))) as found:
+            for sentence in found:
+                if sentence is not None:
+                    raise ValueError(sentence)
+
+    def _refuse_others(self) -> None:
+        """Refuse a folder, or a pipe, in place of a file of an earlier checkpoint, which a save will remove."""
+        for path in sorted(self.folder / name for name in self._files()):
+            if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
+                raise RunError(
+                    f"{path} is no file, and an earlier checkpoint has one of that name; move it out of the way"
+                )
+
+    def _check_head(self, server: str) -> None:
+        try:
+            shapes(self.folder / server)
+        except ValueError as error:
+            raise ValueError(f"{server}: {error}") from error
 
     def _path(self, round_: int) -> Path:
         return self.folder / f"checkpoint-{round_:06d}.json"
@@ -284,13 +309,16 @@ class Checkpoints:
             ) from error
 
 
-def _summed(path: Path, known: Mapping[str, str]) -> tuple[Path, str]:
-    """A file that is on the disk, with its checksum."""
-    return path, known.get(path.name) or sha256(path, sync=True)
+def _summed(path: Path, known: Mapping[str, tuple[str, int | None]]) -> tuple[Path, tuple[str, int]]:
+    """A file that is on the disk, with its checksum and its size."""
+    found, size = known.get(path.name, (None, None))
+    return path, (found or sha256(path, sync=True), path.stat().st_size if size is None else size)
 
 
 def _sentence(folder: Path, round_: int, error: Exception) -> str:
     """What is wrong with a checkpoint, by the name of the file."""
-    lost = Path(error.filename).name if isinstance(error, FileNotFoundError) and error.filename else None
-    what = first_line(error) if lost is None else f"{lost} is missing"
+    what = first_line(error)
+    if isinstance(error, OSError) and error.filename:
+        lost = isinstance(error, FileNotFoundError)
+        what = f"{Path(error.filename).name}{' is missing' if lost else f': {error.strerror}'}"
     return f"the checkpoint of round {round_} in {os.fspath(folder)} cannot be read: {what}"

@@ -1,4 +1,6 @@
-"""The manifest of a checkpoint: which files hold a run after a round, with a checksum of each and of itself."""
+"""The manifest of a checkpoint: which files hold a run after a round, with size and checksum of each.
+
+It has a checksum of itself, too."""
 
 from __future__ import annotations
 
@@ -26,12 +28,18 @@ class Manifest:
     server: str
     clients: Mapping[ClientId, str]
     sha256: Mapping[str, str]  # file → checksum
+    sizes: Mapping[str, int]  # file → bytes; empty in a manifest of an earlier version
     notes: Mapping[str, Any]
 
     @property
     def names(self) -> set[str]:
         """All files that it names."""
         return {self.server, *self.clients.values()}
+
+    @property
+    def files(self) -> dict[str, tuple[str, int | None]]:
+        """Checksum and size of each of its files; None for a size that it does not know."""
+        return {name: (found, self.sizes.get(name)) for name, found in self.sha256.items()}
 
     def to_bytes(self) -> bytes:
         """The content of its file."""
@@ -40,6 +48,7 @@ class Manifest:
             "server": self.server,
             "clients": dict(self.clients),
             "sha256": dict(self.sha256),
+            "sizes": dict(self.sizes),
             **self.notes,
         }
         return json.dumps(values | {SEAL: _seal(values)}).encode()
@@ -63,7 +72,8 @@ class Manifest:
             clients, sha256 = values.pop("clients"), values.pop("sha256")
         except KeyError as error:
             raise ValueError(f"it does not say {error}") from error
-        found = cls(round_, server, clients, sha256, values)
+        sizes = values.pop("sizes", {})
+        found = cls(round_, server, clients, sha256, sizes, values)
         found._check()
         if seal != _seal(whole):
             raise ValueError("its checksum is another one: it was changed after it was written")
@@ -73,14 +83,16 @@ class Manifest:
         """A manifest names files beside it: those of another folder must be neither read nor removed."""
         if type(self.round) is not int or self.round < 0:
             raise ValueError("its round is no number from 0")
-        if not isinstance(self.clients, dict) or not isinstance(self.sha256, dict):
-            raise ValueError("clients or sha256 is no mapping")
+        if not all(isinstance(one, dict) for one in (self.clients, self.sha256, self.sizes)):
+            raise ValueError("clients, sha256 or sizes is no mapping")
         wanted = [(_SERVER, self.server), *((_CLIENT, name) for name in self.clients.values())]
         for pattern, name in wanted:
             if not isinstance(name, str) or not pattern.fullmatch(name):
                 raise ValueError(f"it names {name}, which is not a file beside it")
             if not isinstance(self.sha256.get(name), str):
                 raise ValueError(f"it has no checksum of {name}")
+            if self.sizes and type(self.sizes.get(name)) is not int:
+                raise ValueError(f"it has no size of {name}")
 
 
 def _seal(values: Mapping[str, Any]) -> str:

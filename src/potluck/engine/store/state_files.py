@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import threading
@@ -11,15 +10,15 @@ from pathlib import Path
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from potluck.core.packed import Layout, Packed, State, views
+from potluck.core.tensor_files import tensors
 from potluck.errors import RunError
-from potluck.files import WRITING, held, opened
+from potluck.files import WRITING, held
 
 _NUMBERED = re.compile(r"clients-([0-9]{1,18})\.safetensors")  # other names are not ours
-_LONGEST_HEAD = 100_000_000  # bytes, as in safetensors
 Packing = tuple[int, Layout]  # length and layout of a packed state's single piece of memory
 
 
@@ -78,43 +77,23 @@ def data_size(path: Path) -> int:
     return path.stat().st_size - 8 - head
 
 
-def is_too_long(path: Path) -> bool:
-    """Whether a file is longer than its head says, or than any head; to read one that was made so takes long."""
-    with opened(path, os.O_RDONLY) as handle:
-        size = os.fstat(handle).st_size
-        with os.fdopen(os.dup(handle), "rb") as file:
-            length = min(int.from_bytes(file.read(8), "little"), _LONGEST_HEAD)
-            try:
-                head = json.loads(file.read(length))
-                ends = [one["data_offsets"][1] for name, one in head.items() if name != "__metadata__"]
-                return not all(isinstance(end, int) for end in ends) or size > 8 + length + max(
-                    ends, default=0
-                )
-            except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-                return size > _LONGEST_HEAD
-
-
-def shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of the tensors in a file, which are not read; a `ValueError` if it is no such file."""
-    try:
-        with safe_open(path, "pt") as file:
-            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(f"{path.name} cannot be read: {error}") from error
-
-
 def read(path: Path, packing: Packing | None = None, pinned: bool = False) -> State:
     """Read a state into new memory, packed as it was."""
-    try:
-        found = safetensors.torch.load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise RunError(f"the client state in {path} cannot be read ({error}); run it again") from error
     length, layout = packing or (0, ())
     flat = torch.zeros(length, pin_memory=pinned)
-    packed = views(flat, layout)
-    for name, value in packed.items():
-        value.copy_(found.pop(name))
-    loose = {name: value.pin_memory() if pinned else value.clone() for name, value in found.items()}
+    packed, loose = views(flat, layout), dict[str, Tensor]()
+    missing = set(packed)
+    try:
+        for name, value in tensors(path):
+            if name in packed:
+                packed[name].copy_(value)
+                missing.discard(name)
+            else:
+                loose[name] = value.pin_memory() if pinned else value
+        if missing:
+            raise ValueError(f"it has no {min(missing)}")
+    except (OSError, ValueError) as error:
+        raise RunError(f"the client state in {path} cannot be read ({error}); run it again") from error
     return Packed(flat, layout, loose) if packing is not None else loose
 
 

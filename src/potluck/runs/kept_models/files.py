@@ -23,6 +23,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from potluck.core.tensor_files import tensors
 from potluck.errors import RunError, first_line
 from potluck.files import NEW, WRITING, by_readers, held, read_bounded, sha256
 
@@ -201,8 +202,7 @@ def _same(value: Tensor, other: Tensor | None) -> bool:
 def read_state(path: Path, moment: str) -> dict[str, Tensor]:
     """A client's state at one moment."""
     try:
-        found = safetensors.torch.load_file(path)
-    except (OSError, SafetensorError) as error:
+        found = dict(tensors(path, lambda name: name.partition("/")[0] in (BOTH, moment)))
+    except (OSError, ValueError) as error:
         raise RunError(f"the model in {path} cannot be read ({error}); restore it from a copy") from error
-    parts = {name: name.partition("/") for name in found}
-    return {rest: found[name] for name, (when, _, rest) in parts.items() if when in (BOTH, moment)}
+    return {name.partition("/")[2]: value for name, value in found.items()}

@@ -132,7 +132,7 @@ class Checkpointer(Observer):
             if checkpoint.notes.get("run") != self._run:
                 raise ValueError("environment.json tells of another one")
             self.state.restore(checkpoint)
-        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OSError) as error:
             raise RunError(
                 f"the checkpoint in {self.files.folder} is not one of this run: {first_line(error)}"
             ) from error
