@@ -318,8 +318,9 @@ def _image_bytes(path: Path, names: Sequence[str]) -> Iterator[bytes]:
             values = batch.column(0)
             if pa.types.is_struct(values.type):
                 values = values.field("bytes")
-            for value in values.to_pylist():
-                yield value if isinstance(value, bytes) else b""
+            is_bytes = pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type)
+            for value in values.to_pylist() if is_bytes else itertools.repeat(None, len(values)):
+                yield value or b""
 
 
 def _column(path: Path, names: Sequence[str]) -> pa.ChunkedArray:
@@ -376,6 +377,8 @@ def _check_size(path: Path, columns: Sequence[str] | None) -> None:
     needed = _of_pages(pages)
     if needed <= limit:
         needed = _unpacked(path, columns, pages, limit)
+    if needed <= limit and columns is None:
+        needed += _of_objects(file, limit)
     check_room(path, needed, metadata.num_rows)
 
 
@@ -384,7 +387,13 @@ def _in_memory(kind: pa.DataType) -> int:
 
     What numpy has no type for becomes an object of Python for each row.
     """
+    kind = _stored(kind)
     return _OBJECT if pa.types.is_nested(kind) or pa.types.is_decimal(kind) else _CELL
+
+
+def _stored(kind: pa.DataType) -> pa.DataType:
+    """What values are written as, whose kind is one that a library added."""
+    return _stored(kind.storage_type) if isinstance(kind, pa.BaseExtensionType) else kind
 
 
 def _with_shared(
@@ -420,8 +429,9 @@ def _of_pages(pages: Sequence[Pages]) -> int:
 
 
 def _of_values(file: pq.ParquetFile, pages: Sequence[Pages]) -> int:
-    """The bytes of all values: those of a fixed length may be long."""
-    widths = [max(_CELL, file.schema.column(place).length or 0) for place in range(len(file.schema))]
+    """The bytes of all values: those of a fixed length may be long, and those of lists have a place in each."""
+    leaves = [file.schema.column(place) for place in range(len(file.schema))]
+    widths = [max(_CELL, one.length or 0) + _CELL * one.max_repetition_level for one in leaves]
     return sum(width * one.values for width, one in zip(itertools.cycle(widths), pages, strict=False))
 
 
@@ -488,6 +498,38 @@ def _in_few_rows(file: pq.ParquetFile, group: int, texts: Sequence[tuple[Any, Pa
         if total > most:
             break
     return total
+
+
+def _of_objects(file: pq.ParquetFile, most: int) -> int:
+    """The bytes of objects of Python that stand in others in a frame; counting ends beyond so many."""
+    nested = [field.name for field in file.schema_arrow if _has_objects(field.type)]
+    total = 0
+    for batch in file.iter_batches(_SOME_ROWS, columns=nested) if nested else ():
+        total += sum(map(_objects_in, batch.columns))
+        if total > most:
+            break
+    return total
+
+
+def _has_objects(kind: pa.DataType) -> bool:
+    """Whether values of a column have objects in them: numbers in a list have a place in one array."""
+    kind = _stored(kind)
+    inner = [kind.field(place).type for place in range(kind.num_fields)]
+    return bool(inner) and not (pa.types.is_list(kind) and pa.types.is_primitive(inner[0]))
+
+
+def _objects_in(values: pa.Array) -> int:
+    """The bytes of the objects in those of an array; these are counted with what they are in."""
+    if isinstance(values, pa.ExtensionArray):
+        return _objects_in(values.storage)
+    if pa.types.is_struct(values.type):
+        return sum(_OBJECT * len(one) + _objects_in(one) for one in values.flatten())
+    if pa.types.is_map(values.type):
+        inner = [values.keys, values.items]
+    else:
+        inner = [values.flatten()] if pa.types.is_nested(values.type) else []
+    widths = (_CELL if pa.types.is_primitive(one.type) else _OBJECT for one in inner)
+    return sum(width * len(one) + _objects_in(one) for width, one in zip(widths, inner, strict=True))
 
 
 def _texts(file: pq.ParquetFile, columns: Sequence[str] | None) -> dict[int, Any]:
