@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import mmap
 from pathlib import Path
 from typing import Any, cast
@@ -162,6 +163,35 @@ def test_columns_that_are_not_read_are_not_looked_at(tmp_path: Path) -> None:
     check_size(file, ["y"])
     with pytest.raises(DataError):
         check_size(file, ["x"])
+
+
+def differences(values: list[int], size: int, parts: int) -> bytes:
+    """Numbers in blocks of this size and so many parts; the last block has no bits for parts without numbers."""
+    found, each = blocks(size, parts, len(values), values[0]), size // parts
+    steps = [after - before for before, after in itertools.pairwise(values)]
+    for start in range(0, len(steps), size):
+        block = steps[start : start + size]
+        least = min(block)
+        groups = [[step - least for step in block[at : at + each]] for at in range(0, len(block), each)]
+        widths = [max(group).bit_length() for group in groups]
+        found += number(2 * least if least >= 0 else -2 * least - 1) + bytes(widths).ljust(parts, b"\xff")
+        for group, width in zip(groups, widths, strict=True):
+            bits = sum(step << width * place for place, step in enumerate(group))
+            found += bits.to_bytes(width * each // 8, "little")
+    return found
+
+
+@pytest.mark.parametrize(("size", "parts"), [(128, 4), (128, 1), (256, 8), (2_048, 8), (65_536, 2_048)])
+@pytest.mark.parametrize("count", [1, 2, 33, 128, 129, 5_000, 200_000])
+def test_blocks_of_every_size_are_counted(size: int, parts: int, count: int) -> None:
+    """Other programs write larger blocks than Arrow does."""
+    lengths = [pow(7, place, 2 ** (place % 31)) if place % 5 else 0 for place in range(min(count, 5_000))]
+    lengths = (lengths * count)[:count]
+    content = differences(lengths, size, parts) + differences([0] * count, 128, 4)
+    page = Page(0, len(content), len(content), 0, count, SHARED, True, (0, 0), False)
+    assert shared_by(content, page) == sum(lengths)
+    with pytest.raises(ValueError, match="claims more values"):
+        shared_by(content, dataclasses.replace(page, values=count - 1))
 
 
 def test_pages_packed_as_hadoop_does_are_read(tmp_path: Path) -> None:
