@@ -185,8 +185,8 @@ def differences(values: list[int], size: int, parts: int) -> bytes:
 @pytest.mark.parametrize("count", [1, 2, 33, 128, 129, 5_000, 200_000])
 def test_blocks_of_every_size_are_counted(size: int, parts: int, count: int) -> None:
     """Other programs write larger blocks than Arrow does."""
-    lengths = [pow(7, place, 2 ** (place % 31)) if place % 5 else 0 for place in range(min(count, 5_000))]
-    lengths = (lengths * count)[:count]
+    lengths = [pow(7, place, 2 ** (place % 31)) if place % 5 else 0 for place in range(5_000)]
+    lengths = (lengths * (count // len(lengths) + 1))[:count]
     content = differences(lengths, size, parts) + differences([0] * count, 128, 4)
     page = Page(0, len(content), len(content), 0, count, SHARED, True, (0, 0), False)
     assert shared_by(content, page) == sum(lengths)
