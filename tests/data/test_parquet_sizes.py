@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pyarrow.parquet.encryption as encryption
 import pytest
 
-from potluck.data.own.files import from_files
+from potluck.data.own.files import from_files, read_table
 from potluck.data.parquet import TooLargeError, check_size
 from potluck.data.parquet_pages import pages_of
 from potluck.errors import DataError
@@ -260,6 +260,50 @@ def test_what_a_later_version_adds_to_a_head_is_left_out(tmp_path: Path, more: s
 def test_a_head_that_may_be_read_in_two_ways_is_refused(tmp_path: Path, head: bytes, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         list(pages_of(forged(tmp_path / "a", head), 1))
+
+
+def in_one_list(values: pa.Array) -> pa.Array:
+    return pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
+
+
+def in_lists(values: pa.Array, levels: int) -> pa.Array:
+    """Each value in a list of its own, that in another one, and so on."""
+    for _ in range(levels):
+        values = pa.ListArray.from_arrays(pa.array(np.arange(len(values) + 1), pa.int32()), values)
+    return values
+
+
+ZEROS = pa.array(np.zeros(20_000, np.int8))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        in_lists(ZEROS, 1),
+        in_lists(ZEROS[:1_000], 20),
+        pa.StructArray.from_arrays([ZEROS], ["a"]),
+        pa.MapArray.from_arrays(pa.array(np.arange(20_001), pa.int32()), ZEROS.cast(pa.string()), ZEROS),
+        ZEROS.cast(pa.string()),
+    ],
+    ids=["lists", "deep", "structs", "maps", "texts"],
+)
+def test_objects_in_objects_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: pa.Array
+) -> None:
+    """Each list or structure in a list is an object of its own; a file has no byte for many of them."""
+    file = write(tmp_path / "a.parquet", in_one_list(values))
+    assert file.stat().st_size < 10_000
+    assert len(read_table(file)) == 1
+    monkeypatch.setenv("POTLUCK_DATA_LIMIT", "2000000")
+    with pytest.raises(TooLargeError, match=r"a\.parquet would take"):
+        check_size(file)
+    check_size(file, ["x", "y"])
+
+
+def test_numbers_in_a_list_are_no_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(tmp_path / "a.parquet", in_one_list(ZEROS))
+    monkeypatch.setenv("POTLUCK_DATA_LIMIT", "400000")
+    check_size(file)
 
 
 def test_groups_without_rows_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,13 +9,14 @@ import itertools
 import json
 import logging
 import math
+import mmap
 import os
 import re
 import secrets
 import struct
 import zlib
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from PIL import Image
 
-from potluck.data.parquet_pages import Pages, pages_of
-from potluck.errors import MOST_KNOWN, DataError, some
+from potluck.data.parquet_differences import shared_in
+from potluck.data.parquet_pages import Pages, check_head, pages_of
+from potluck.errors import MOST_KNOWN, DataError, first_line, some
 from potluck.files import check_plain
 from potluck.hub import in_time
 
@@ -44,7 +46,7 @@ _GROUP, _CHUNK = (
 )  # bytes that Arrow takes for what is said of a group of rows, and of a column in it
 _SOME_ROWS = 10_000  # whose texts are counted together
 # How values are written in a file, by number in Parquet's specification.
-_ONCE = frozenset((0, 6))  # as often as they stand there: plainly, or by length
+_ONCE = frozenset((0, 6, 7))  # as often as they stand there: plainly, by length, or by what they share
 _NUMBERED = frozenset((0, 2, 8))  # so that Arrow can give their numbers: plainly, or by number
 _LAYOUTS = (
     "{split}-*.parquet",
@@ -64,6 +66,8 @@ _BROKEN_IMAGE = (
     zlib.error,
     Image.DecompressionBombError,
 )
+# What is raised of broken files, by Arrow and in Python's part of it.
+FAULTS = (pa.ArrowException, OSError, ValueError, LookupError, TypeError, OverflowError, RuntimeError)
 # Fewer images are decoded in about a second, which is not worth a cache file.
 _WORTH_KEEPING = 5_000
 
@@ -223,7 +227,8 @@ def read_class_names(files: Files, names: Sequence[str], classes: int) -> tuple[
 
 
 def _features(path: Path) -> dict[str, Any]:
-    metadata = _open(path).schema_arrow.metadata or {}
+    with _reading(path):
+        metadata = _open(path).schema_arrow.metadata or {}
     try:
         features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -241,7 +246,8 @@ def read_texts(files: Files, names: tuple[str, ...]) -> tuple[str, ...]:
             pa.types.is_string(values.type) or pa.types.is_large_string(values.type)
         ):
             raise DataError(f"the column {names} in {file.path} is not all text: fetch the file again")
-        texts.extend(values.to_pylist())
+        with _reading(file.path):
+            texts.extend(values.to_pylist())
     return tuple(texts)
 
 
@@ -307,28 +313,26 @@ def _decode_one(content: bytes, shape: tuple[int, int, int]) -> np.ndarray:
 
 def _image_bytes(path: Path, names: Sequence[str]) -> Iterator[bytes]:
     name = _column_name(path, names)
-    try:
+    with _reading(path):
         for batch in _open(path).iter_batches(batch_size=1_000, columns=[name]):
             values = batch.column(0)
             if pa.types.is_struct(values.type):
                 values = values.field("bytes")
-            for value in values.to_pylist():
-                yield value if isinstance(value, bytes) else b""
-    except (pa.ArrowException, KeyError, OSError) as error:
-        raise _unreadable(path, error) from error
+            is_bytes = pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type)
+            for value in values.to_pylist() if is_bytes else itertools.repeat(None, len(values)):
+                yield value or b""
 
 
 def _column(path: Path, names: Sequence[str]) -> pa.ChunkedArray:
     name = _column_name(path, names)
     check_size(path, [name])
-    try:
+    with _reading(path):
         return _open(path).read(columns=[name]).column(0)
-    except (pa.ArrowException, OSError) as error:
-        raise _unreadable(path, error) from error
 
 
 def _column_name(path: Path, names: Sequence[str]) -> str:
-    present = _open(path).schema_arrow.names
+    with _reading(path):
+        present = _open(path).schema_arrow.names
     for name in names:
         if name in present:
             return name
@@ -339,11 +343,16 @@ def _column_name(path: Path, names: Sequence[str]) -> str:
 
 
 def _open(path: Path) -> pq.ParquetFile:
-    try:
+    with _reading(path):
         check_plain(path)
+        check_room(path, _CHUNK * _chunks(File.at(path)), 0)
         return pq.ParquetFile(path, memory_map=True)
-    except (pa.ArrowException, OSError) as error:
-        raise _unreadable(path, error) from error
+
+
+@lru_cache(maxsize=64)
+def _chunks(file: File) -> int:
+    """How many columns all groups of rows in a file have; it is opened once they are known."""
+    return check_head(file.path)
 
 
 def check_size(path: Path, columns: Sequence[str] | None = None) -> None:
@@ -351,15 +360,25 @@ def check_size(path: Path, columns: Sequence[str] | None = None) -> None:
 
     `columns` are those that will be read, all if none are named.
     """
+    with _reading(path):
+        _check_size(path, columns)
+
+
+def _check_size(path: Path, columns: Sequence[str] | None) -> None:
     file, limit = _open(path), size_limit()
     metadata = file.metadata
     cells = metadata.num_rows * max(_CELL, sum(_in_memory(field.type) for field in file.schema_arrow))
     groups = metadata.num_row_groups * (_GROUP + _CHUNK * len(file.schema))
     check_room(path, max(cells, groups), metadata.num_rows)
-    pages = _in_pages(path, file)
-    needed = max(cells, sum(one.size for one in pages), _of_values(file, pages))
+    # What the pages say of themselves counts: the head of the file may claim anything.
+    pages = list(pages_of(path, len(file.schema)))
+    check_room(path, max(cells, _of_values(file, pages), _of_pages(pages)), metadata.num_rows)
+    pages = _with_shared(path, file, columns, pages)
+    needed = _of_pages(pages)
     if needed <= limit:
         needed = _unpacked(path, columns, pages, limit)
+    if needed <= limit and columns is None:
+        needed += _of_objects(file, limit)
     check_room(path, needed, metadata.num_rows)
 
 
@@ -368,23 +387,51 @@ def _in_memory(kind: pa.DataType) -> int:
 
     What numpy has no type for becomes an object of Python for each row.
     """
+    kind = _stored(kind)
     return _OBJECT if pa.types.is_nested(kind) or pa.types.is_decimal(kind) else _CELL
 
 
-def _in_pages(path: Path, file: pq.ParquetFile) -> list[Pages]:
-    """What all pages hold, column by column in group after group.
+def _stored(kind: pa.DataType) -> pa.DataType:
+    """What values are written as, whose kind is one that a library added."""
+    return _stored(kind.storage_type) if isinstance(kind, pa.BaseExtensionType) else kind
 
-    What the pages say of themselves counts: the head of the file may claim anything.
-    """
-    try:
-        return list(pages_of(path, len(file.schema)))
-    except (OSError, ValueError) as error:
-        raise _unreadable(path, error) from error
+
+def _with_shared(
+    path: Path, file: pq.ParquetFile, columns: Sequence[str] | None, pages: Sequence[Pages]
+) -> list[Pages]:
+    """The same, with what texts share with those before them in their size, in the columns that will be read."""
+    leaves = [file.schema.column(place) for place in range(len(file.schema))]
+    levels = [(one.max_repetition_level, one.max_definition_level) for one in leaves]
+    wanted = [columns is None or _is_in(columns, one) for one in leaves]
+    found = []
+    _check_writer(file, pages)
+    with path.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        for place, one in enumerate(pages):
+            leaf = place % len(leaves)
+            differences = one.differences if wanted[leaf] else ()
+            shared = sum(shared_in(content, page, levels[leaf]) for page in differences)
+            found.append(replace(one, size=one.size + shared, differences=()))
+    return found
+
+
+def _check_writer(file: pq.ParquetFile, pages: Sequence[Pages]) -> None:
+    """Arrow takes pages of an old writer for packed, whatever they say; it wrote none with differences."""
+    writer = file.metadata.created_by.lower()
+    found = (page for one in pages for page in one.differences if page.codec and page.second)
+    plain = (not page.is_packed for page in found)
+    if "parquet-cpp" in writer and not writer.startswith("parquet-cpp-arrow") and any(plain):
+        raise ValueError("it names a writer that could not write it")
+
+
+def _of_pages(pages: Sequence[Pages]) -> int:
+    """The bytes of all pages."""
+    return sum(one.size for one in pages)
 
 
 def _of_values(file: pq.ParquetFile, pages: Sequence[Pages]) -> int:
-    """The bytes of all values: those of a fixed length may be long."""
-    widths = [max(_CELL, file.schema.column(place).length or 0) for place in range(len(file.schema))]
+    """The bytes of all values: those of a fixed length may be long, and those of lists have a place in each."""
+    leaves = [file.schema.column(place) for place in range(len(file.schema))]
+    widths = [max(_CELL, one.length or 0) + _CELL * one.max_repetition_level for one in leaves]
     return sum(width * one.values for width, one in zip(itertools.cycle(widths), pages, strict=False))
 
 
@@ -415,29 +462,24 @@ def _unpacked(path: Path, columns: Sequence[str] | None, pages: Sequence[Pages],
     texts = _texts(file, columns)
     odd = {field.name for field in file.schema_arrow if "extension<" in str(field.type)}
     total = 0
-    try:
-        by_number = pq.ParquetFile(
-            path, memory_map=True, read_dictionary=[one.path for one in texts.values()]
-        )
-        for group in range(file.metadata.num_row_groups):
-            numbered, copied = [], []
-            for place, text in texts.items():
-                found = pages[group * len(file.schema) + place]
-                total += found.size
-                if found.encodings <= _ONCE:
-                    continue
-                if found.encodings <= _NUMBERED and not _is_in(odd, text):
-                    numbered.append(text.path)
-                else:
-                    copied.append((text, found))
-            rows = by_number.iter_batches(_SOME_ROWS, row_groups=[group], columns=numbered)
-            for batch in rows if numbered else ():
-                total += sum(map(_bytes_of, batch.columns))
-                if total > limit:
-                    return total
-            total += _in_few_rows(file, group, copied, limit - total)
-    except (pa.ArrowException, OSError, KeyError) as error:
-        raise _unreadable(path, error) from error
+    by_number = pq.ParquetFile(path, memory_map=True, read_dictionary=[one.path for one in texts.values()])
+    for group in range(file.metadata.num_row_groups):
+        numbered, copied = [], []
+        for place, text in texts.items():
+            found = pages[group * len(file.schema) + place]
+            total += found.size
+            if found.encodings <= _ONCE:
+                continue
+            if found.encodings <= _NUMBERED and not _is_in(odd, text):
+                numbered.append(text.path)
+            else:
+                copied.append((text, found))
+        rows = by_number.iter_batches(_SOME_ROWS, row_groups=[group], columns=numbered)
+        for batch in rows if numbered else ():
+            total += sum(map(_bytes_of, batch.columns))
+            if total > limit:
+                return total
+        total += _in_few_rows(file, group, copied, limit - total)
     return total
 
 
@@ -456,6 +498,38 @@ def _in_few_rows(file: pq.ParquetFile, group: int, texts: Sequence[tuple[Any, Pa
         if total > most:
             break
     return total
+
+
+def _of_objects(file: pq.ParquetFile, most: int) -> int:
+    """The bytes of objects of Python that stand in others in a frame; counting ends beyond so many."""
+    nested = [field.name for field in file.schema_arrow if _has_objects(field.type)]
+    total = 0
+    for batch in file.iter_batches(_SOME_ROWS, columns=nested) if nested else ():
+        total += sum(map(_objects_in, batch.columns))
+        if total > most:
+            break
+    return total
+
+
+def _has_objects(kind: pa.DataType) -> bool:
+    """Whether values of a column have objects in them: numbers in a list have a place in one array."""
+    kind = _stored(kind)
+    inner = [kind.field(place).type for place in range(kind.num_fields)]
+    return bool(inner) and not (pa.types.is_list(kind) and pa.types.is_primitive(inner[0]))
+
+
+def _objects_in(values: pa.Array) -> int:
+    """The bytes of the objects in those of an array; these are counted with what they are in."""
+    if isinstance(values, pa.ExtensionArray):
+        return _objects_in(values.storage)
+    if pa.types.is_struct(values.type):
+        return sum(_OBJECT * len(one) + _objects_in(one) for one in values.flatten())
+    if pa.types.is_map(values.type):
+        inner = [values.keys, values.items]
+    else:
+        inner = [values.flatten()] if pa.types.is_nested(values.type) else []
+    widths = (_CELL if pa.types.is_primitive(one.type) else _OBJECT for one in inner)
+    return sum(width * len(one) + _objects_in(one) for width, one in zip(widths, inner, strict=True))
 
 
 def _texts(file: pq.ParquetFile, columns: Sequence[str] | None) -> dict[int, Any]:
@@ -489,9 +563,14 @@ def _bytes_of(values: pa.Array) -> int:
     return int(values.nbytes)
 
 
-def _unreadable(path: Path, error: Exception) -> DataError:
-    reason = str(error).split("\n", 1)[0].rstrip(".")
-    return DataError(f"{path} is not readable Parquet ({reason}): fetch the file again")
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Say in one sentence that a file is broken, whatever the reader says of it."""
+    try:
+        yield
+    except FAULTS as error:
+        reason = first_line(error).rstrip(".")
+        raise DataError(f"{path} is not readable Parquet ({reason}): fetch the file again") from error
 
 
 def _kept_at(files: Files, shape: tuple[int, ...]) -> Path | None:

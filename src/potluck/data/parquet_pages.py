@@ -17,22 +17,55 @@ from typing import Any
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(1, 13)
 
 # What is looked at, by the numbers of fields in Parquet's specification.
-_GROUPS, _COLUMNS = 4, 1  # lists of structures: in the head of the file, and in a group of rows
+_SCHEMA, _GROUPS, _COLUMNS = (
+    2,
+    4,
+    1,
+)  # lists of structures: two in the head of the file, one in a group of rows
+_CHILDREN = 5  # of a field in the schema: how many of the next ones are in it
 _ABOUT, _SECRET = 3, 8  # of a column: the second where it is encrypted
-_VALUES, _LENGTH, _DATA_AT, _DICTIONARY_AT = 5, 7, 9, 11
-_COLUMN = {_ABOUT: dict.fromkeys((_VALUES, _LENGTH, _DATA_AT, _DICTIONARY_AT), _I64), _SECRET: {}}
+_CODEC, _VALUES, _LENGTH, _DATA_AT, _DICTIONARY_AT = 4, 5, 7, 9, 11
+_COLUMN = {
+    _ABOUT: {_CODEC: _I32, **dict.fromkeys((_VALUES, _LENGTH, _DATA_AT, _DICTIONARY_AT), _I64)},
+    _SECRET: {},
+}
 _KIND, _UNPACKED, _PACKED = 1, 2, 3  # of a page
-# Kinds of pages with values: the field about them, and in it the one of their encoding.
-_COUNTED = {0: (5, 2), 3: (8, 4)}
+_FIRST, _DICTIONARY, _SECOND = 0, 2, 3  # kinds of pages with values, two of them with those of a column
+# The field about them, and in it the one of their encoding.
+_COUNTED = {_FIRST: (5, 2), _DICTIONARY: (7, 2), _SECOND: (8, 4)}
+_LEVELS = {_FIRST: (4, 3), _SECOND: (6, 5)}  # how these are written, or how long they are
+_IS_PACKED = 7  # of the second kind
 _PAGE = {
     **dict.fromkeys((_KIND, _UNPACKED, _PACKED), _I32),
-    **{about: {1: _I32, encoding: _I32} for about, encoding in _COUNTED.values()},
+    5: dict.fromkeys((1, 2, 3, 4), _I32),
+    7: dict.fromkeys((1, 2), _I32),
+    8: {**dict.fromkeys((1, 4, 5, 6), _I32), _IS_PACKED: _TRUE},
 }
 
 _PADDING = 100  # bytes that Arrow may read beyond a column, as some old writers did not count them
 _LONGEST = 16 << 20  # bytes of a page's head, as in Arrow
 _DEEPEST = 10  # structures in structures
 _FIELDS = 1_000  # no structure has as many
+_DIFFERENCES = frozenset((5, 6, 7))  # encodings of which the page itself says how many values it has
+# What Arrow bears: it walks fields in fields by calls in calls, and takes a while for each.
+_DEEPEST_FIELD, _MOST_FIELDS = 100, 150_001
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page of which the values are written as differences."""
+
+    place: int  # in the file
+    packed: int  # bytes there
+    unpacked: int
+    codec: int  # by number in Parquet's specification, 0 for none
+    values: int
+    encoding: int
+    second: bool  # kind of page
+    levels: tuple[
+        int, int
+    ]  # of repetitions and of definitions: their encodings, in the second kind their bytes
+    is_packed: bool
 
 
 @dataclass(frozen=True)
@@ -42,13 +75,51 @@ class Pages:
     values: int  # those of its data pages; a list has one for each of its items
     size: int  # bytes once they are unpacked
     encodings: frozenset[int]  # how the values are written, by number in Parquet's specification
+    differences: tuple[Page, ...] = ()
+
+
+def check_head(path: Path) -> int:
+    """How many columns all groups of rows have; a `ValueError` where the schema is none that Arrow could bear."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        head, chunks = _head(content), 0
+        for field, form in head.fields({_SCHEMA: _LIST, _GROUPS: _LIST}):
+            if field == _SCHEMA:
+                _check_schema(head)
+            elif field == _GROUPS:
+                for _ in head.items():
+                    chunks += head.structure({_COLUMNS: _LIST}).get(_COLUMNS, 0)
+            else:
+                head.skip(form)
+    return chunks
+
+
+def _check_schema(head: _Heads) -> None:
+    left = [1]  # fields that are still to come, in the one where we are and those around it
+    for count, _ in enumerate(head.items(), 1):
+        children = head.structure({_CHILDREN: _I32}).get(_CHILDREN, 0)
+        while left and not left[-1]:
+            left.pop()
+        if not left:
+            raise ValueError("its schema has fields in none")
+        left[-1] -= 1
+        if children > 0:
+            left.append(children)
+        if len(left) > _DEEPEST_FIELD or count > _MOST_FIELDS:
+            raise ValueError(
+                f"its schema has more than {_MOST_FIELDS:,} fields or {_DEEPEST_FIELD} in each other"
+            )
+
+
+def _head(content: mmap.mmap) -> _Heads:
+    """The head of the file, which is at its end: then come its length, and a sign."""
+    end = len(content) - 8
+    return _Heads(content, end - int.from_bytes(content[end : end + 4], "little"), end)
 
 
 def pages_of(path: Path, columns: int) -> Iterator[Pages]:
     """What the pages of each of so many columns hold, group by group; a `ValueError` says what cannot be read."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        walked, end = 0, len(content) - 8  # then the length of the file's head, and a sign
-        head = _Heads(content, end - int.from_bytes(content[end : end + 4], "little"), end)
+        walked, head = 0, _head(content)
         for _ in head.each(_GROUPS):
             found = [head.structure(_COLUMN) for _ in head.each(_COLUMNS)]
             if len(found) != columns:
@@ -70,7 +141,7 @@ def _pages(content: mmap.mmap, column: Mapping[int, Any], most: int) -> tuple[Pa
     start, dictionary = about.get(_DATA_AT, -1), about.get(_DICTIONARY_AT, 0)
     place = start = dictionary if 0 < dictionary < start else start
     end = min(start + about.get(_LENGTH, -1) + _PADDING, len(content))
-    values, size, encodings = 0, 0, set()
+    values, size, encodings, differences = 0, 0, frozenset[int](), list[Page]()
     while values < about.get(_VALUES, -1) and 0 <= place < end:
         heads = _Heads(content, place, min(place + _LONGEST, len(content)))
         page = heads.structure(_PAGE)
@@ -79,13 +150,39 @@ def _pages(content: mmap.mmap, column: Mapping[int, Any], most: int) -> tuple[Pa
         if kind in _COUNTED:
             field, encoded = _COUNTED[kind]
             counted, encoding = (page.get(field, {}).get(one, -1) for one in (1, encoded))
-            encodings.add(encoding)
         if min(kind, unpacked, packed, counted, encoding) < 0:
             raise ValueError("the head of a page is not whole")
-        values, size, place = values + counted, size + unpacked, heads.place + packed
+        place = heads.place + packed
         if place - start > most:
             raise ValueError("its columns do not fit into it")
-    return Pages(values, size, frozenset(encodings)), place - start
+        if kind in _LEVELS:
+            values, encodings = values + counted, encodings | {encoding}
+            if encoding in _DIFFERENCES:
+                differences.append(_differences(page, heads.place, about.get(_CODEC, -1)))
+        elif kind == _DICTIONARY and counted > unpacked:
+            raise ValueError("a dictionary in it has more values than bytes")
+        size += unpacked
+    return Pages(values, size, encodings, tuple(differences)), place - start
+
+
+def _differences(page: Mapping[int, Any], place: int, codec: int) -> Page:
+    kind = page[_KIND]
+    field, encoding = _COUNTED[kind]
+    said = page[field]
+    levels = tuple(said.get(one, -1) for one in _LEVELS[kind])
+    if min(codec, *levels) < 0:
+        raise ValueError("the head of a page is not whole")
+    return Page(
+        place,
+        page[_PACKED],
+        page[_UNPACKED],
+        codec,
+        said[1],
+        said[encoding],
+        kind == _SECOND,
+        (levels[0], levels[1]),
+        said.get(_IS_PACKED, True),
+    )
 
 
 class _Heads:
@@ -97,31 +194,39 @@ class _Heads:
             raise ValueError("its head is cut off")
 
     def structure(self, wanted: Mapping[int, Any]) -> dict[int, Any]:
-        """The wanted fields of the next structure: numbers of a form, or structures with wanted fields."""
+        """The wanted fields of the next structure: numbers, lengths of lists, structures with wanted fields."""
         found: dict[int, Any] = {}
         forms = {field: one if isinstance(one, int) else _STRUCT for field, one in wanted.items()}
-        for field, form in self._fields(forms):
+        for field, form in self.fields(forms):
             if field not in wanted:
-                self._skip(form)
+                self.skip(form)
             elif form == _STRUCT:
                 found[field] = self.structure(wanted[field])
+            elif form in (_TRUE, _FALSE):
+                found[field] = form == _TRUE
+            elif form == _LIST:
+                found[field] = self._skip_list(0)
             else:
                 found[field] = self._number(64 if form == _I64 else 32)
         return found
 
     def each(self, field: int) -> Iterator[None]:
         """Walk through the next structure, and stop before each structure in a list; whoever is told reads it."""
-        for one, form in self._fields({field: _LIST}):
-            if one != field:
-                self._skip(form)
-                continue
-            length, inner = self._list()
-            if length and inner != _STRUCT:
-                raise ValueError("a head in it has a list of another form")
-            for _ in range(length):
-                yield
+        for one, form in self.fields({field: _LIST}):
+            if one == field:
+                yield from self.items()
+            else:
+                self.skip(form)
 
-    def _fields(self, forms: Mapping[int, int]) -> Iterator[tuple[int, int]]:
+    def items(self) -> Iterator[None]:
+        """Stop before each structure in a list; whoever is told reads it."""
+        length, form = self._list()
+        if length and form != _STRUCT:
+            raise ValueError("a head in it has a list of another form")
+        for _ in range(length):
+            yield
+
+    def fields(self, forms: Mapping[int, int]) -> Iterator[tuple[int, int]]:
         """Number and form of each field in a structure; whoever is told reads or skips what is in it.
 
         Each is there once, in the order of their numbers: readers may take others for one that counts, or not.
@@ -130,11 +235,12 @@ class _Heads:
         while (head := self._byte()) != 0:
             before, step, form = field, head >> 4, head & 15
             field = field + step if step else self._number(32)
-            if not before < field < _FIELDS or forms.get(field, form) != form:
+            alike = _TRUE if form == _FALSE else form
+            if not before < field < _FIELDS or forms.get(field, alike) != alike:
                 raise ValueError("a head in it has fields that are none of one")
             yield field, form
 
-    def _skip(self, form: int, depth: int = 0) -> None:
+    def skip(self, form: int, depth: int = 0) -> None:
         if depth > _DEEPEST:
             raise ValueError("a head in it is nested too deeply")
         if form in (_I16, _I32, _I64):
@@ -145,17 +251,18 @@ class _Heads:
         elif form in (_LIST, _SET):
             self._skip_list(depth + 1)
         elif form == _STRUCT:
-            for _, inner in self._fields({}):
-                self._skip(inner, depth + 1)
+            for _, inner in self.fields({}):
+                self.skip(inner, depth + 1)
         elif form not in (_TRUE, _FALSE):  # a map: Parquet has none
             raise ValueError("a head in it has a field of another form")
 
-    def _skip_list(self, depth: int) -> None:
+    def _skip_list(self, depth: int) -> int:
         length, form = self._list()
         for _ in range(length):
-            self._skip(_BYTE if form in (_TRUE, _FALSE) else form, depth)
+            self.skip(_BYTE if form in (_TRUE, _FALSE) else form, depth)
             if self.place > self._last:
                 raise ValueError("a head in it is cut off")
+        return length
 
     def _list(self) -> tuple[int, int]:
         """Length of a list, and the form of what is in it."""

@@ -16,7 +16,7 @@ from potluck.data.own.arrays import TaskName
 from potluck.data.own.datasets import pieces_of
 from potluck.data.own.encoding import Missing
 from potluck.data.own.frames import Categories, Standardize, Table
-from potluck.data.parquet import LIMIT_VARIABLE, check_room, check_size, size_limit
+from potluck.data.parquet import FAULTS, LIMIT_VARIABLE, check_room, check_size, size_limit
 from potluck.data.registry import register
 from potluck.errors import DataError, check_path, first_line, first_twice
 from potluck.files import SETTINGS, check_plain, in_home
@@ -149,7 +149,7 @@ def read_table(path: Path) -> pd.DataFrame:
             f"{path} cannot be read ({error.strerror or first_line(error)}): check the file"
         ) from error
     # pandas says no more of a broken head, and runs out of levels in one that is nested
-    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
+    except (*FAULTS, AttributeError) as error:
         raise DataError(f"{path} cannot be read ({first_line(error)}): check the file") from error
 
 
@@ -171,18 +171,31 @@ def _check_clients(path: Path, table: pd.DataFrame, by: str) -> None:
 
 
 def _read_parquet(path: Path) -> pd.DataFrame:
-    """The table in a Parquet file; its own head says how large it becomes, which a few bytes can claim."""
+    """The table in a Parquet file that is not too large; texts are looked at, as pandas keeps them as they are."""
     import pandas as pd
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     check_size(path)
-    _check_columns(path, len(pq.read_schema(path).names))
-    return pd.read_parquet(path)
+    names = pq.read_schema(path).names
+    _check_columns(path, len(names))
+    _check_different(path, names)
+    table = pd.read_parquet(path)
+    for _, column in table.items():
+        if isinstance(column.dtype, pd.StringDtype | pd.CategoricalDtype):
+            pa.array(column).validate(full=True)
+    return table
 
 
 def _check_columns(path: Path, columns: int) -> None:
     if columns > MOST_COLUMNS:
         raise DataError(f"{path} has more than {MOST_COLUMNS:,} columns: give fewer of them")
+
+
+def _check_different(path: Path, names: Sequence[str]) -> None:
+    twice = first_twice(names)
+    if twice is not None:
+        raise DataError(f"{path}: two columns are called {twice!r}: rename or remove one")
 
 
 def _check_csv(path: Path) -> None:
@@ -240,9 +253,7 @@ def _read_csv(path: Path) -> pd.DataFrame:
 
     _check_csv(path)
     header = pd.read_csv(path, header=None, nrows=1, dtype=str).iloc[0].dropna().str.strip()
-    twice = header[header.duplicated()].tolist()
-    if twice:
-        raise DataError(f"{path}: two columns are called {twice[0]!r}: rename or remove one")
+    _check_different(path, header.tolist())
     if len(header) == 1 and ";" in header.iloc[0]:
         raise DataError(f"{path}: its columns are parted by semicolons: save it with commas")
     try:
