@@ -7,6 +7,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -110,6 +111,19 @@ def test_flowers_commands_and_a_superlink_use_no_proxy(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "program", lambda name: name)
     processes.start_superlink("192.0.2.7:8000", Security(insecure=True), tmp_path)
     assert (given["no_proxy"], given["NO_PROXY"]) == ("*", "*")
+
+
+def test_a_folder_for_temporary_files_with_a_long_path_is_named(tmp_path, monkeypatch):
+    """In it sockets cannot be opened, and nobody has chosen their paths."""
+    long = tmp_path / ("l" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with (
+        pytest.raises(ConfigError, match=f"too long for sockets: {long}; set TMPDIR to a shorter one"),
+        frames.meeting_folder(),
+    ):
+        pass
+    assert not [*long.iterdir()]
 
 
 def test_bad_input_is_one_sentence_and_starts_nothing(tmp_path, monkeypatch):

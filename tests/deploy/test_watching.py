@@ -655,3 +655,29 @@ def test_an_error_sentence_cannot_steer_a_terminal(capsys):
     with pytest.raises(typer.Exit):
         _fail(RunError("made by potluck \x1b[2K\x1b[8m\x1b]0;title\x07 0.0\nand more"), debug=False)
     assert capsys.readouterr().err == "error: made by potluck ?[2K?[8m?]0;title? 0.0 and more\n"
+
+
+def test_a_node_on_its_own_says_that_there_is_no_worker(tmp_path_factory):
+    """The server hears that too, but nobody at the site does."""
+    path, now, said = tmp_path_factory.mktemp("s") / "worker", [0.0], []
+    half = watching.OtherHalf(path, lambda: now[0])
+
+    def look(seconds):
+        now[0] += seconds
+        half.look(said.append)
+
+    look(0)
+    look(watching.TRY_EVERY)  # a worker that is started again needs a moment
+    assert said == []
+    look(watching.LASTS)
+    look(watching.LASTS)
+    (told,) = said
+    assert f"no worker takes calls at {path} (No such file or directory)" in told
+    with frames.listening(path):
+        look(watching.TRY_EVERY)
+        look(watching.LASTS)
+        assert said[1:] == [f"the worker at {path} takes calls: orders are answered"]
+    look(watching.TRY_EVERY)
+    assert len(said) == 2
+    look(watching.LASTS)
+    assert len(said) == 3
