@@ -380,16 +380,17 @@ def test_a_reply_too_many_does_not_put_off_all_later_ones(tmp_path):
     assert sent == ["answer to old", "answer to new"]
 
 
-def test_a_node_ends_with_its_loop():
+def test_a_node_ends_with_its_loop(tmp_path):
     """Flower's own program lives on after its loop has ended over an answer such as 500."""
     node = pytest.importorskip("potluck.deploy.flower.node", exc_type=ImportError)
     code = (
-        "import sys, threading, time; import flwr.supernode.cli.flower_supernode as cli;"
+        "import sys, threading, time; from importlib import import_module;"
+        "cli = import_module('flwr.supernode.cli.flower_supernode');"  # not the function of that name
         "sys.argv = ['node', 'pulse'];"
         "cli.flower_supernode = lambda: threading.Thread(target=time.sleep, args=(600,)).start();"
         "from potluck.deploy.flower.node import main; main()"
     )
-    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=120, cwd=tmp_path)
     assert done.returncode == node.ENDED
 
 
