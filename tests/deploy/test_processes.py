@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import os
+import re
 import socket
 import ssl
 import subprocess
@@ -113,17 +114,24 @@ def test_flowers_commands_and_a_superlink_use_no_proxy(tmp_path, monkeypatch):
     assert (given["no_proxy"], given["NO_PROXY"]) == ("*", "*")
 
 
-def test_a_folder_for_temporary_files_with_a_long_path_is_named(tmp_path, monkeypatch):
-    """In it sockets cannot be opened, and nobody has chosen their paths."""
-    long = tmp_path / ("l" * 100)
-    long.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(long))
+@pytest.mark.parametrize(
+    ("name", "why", "other"),
+    [
+        ("l" * 100, "is too long for sockets", "a shorter"),
+        ('q"', "has signs that Flower does not take", "another"),
+    ],
+)
+def test_a_folder_for_temporary_files_that_will_not_do_is_named(place, monkeypatch, name, why, other):
+    """Nobody has chosen the paths of the sockets in it."""
+    folder = place / name
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
     with (
-        pytest.raises(ConfigError, match=f"too long for sockets: {long}; set TMPDIR to a shorter one"),
+        pytest.raises(ConfigError, match=re.escape(f"{why}: {folder}; set TMPDIR to {other} one")),
         frames.meeting_folder(),
     ):
         pass
-    assert not [*long.iterdir()]
+    assert not [*folder.iterdir()]
 
 
 def test_bad_input_is_one_sentence_and_starts_nothing(tmp_path, monkeypatch):

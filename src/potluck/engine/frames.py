@@ -87,21 +87,31 @@ def _read(channel: socket.socket, size: int) -> bytes:
 
 
 def check_path(path: Path) -> None:
-    """Refuse a path that is too long for a socket."""
+    """Refuse a path that is too long for a socket, or that Flower's settings do not take."""
+    if not is_told_whole(path):
+        raise ConfigError(f"{str(path)!r} has signs that Flower does not take in a path; choose another one")
     if len(os.fsencode(path)) > NAME_LIMIT:
         raise ConfigError(
             f"the path of a socket has at most {NAME_LIMIT} bytes; choose a shorter one than {path}"
         )
 
 
+def is_told_whole(path: Path | str) -> bool:
+    """Whether a path between quotation marks, as Flower's settings have it, is read as it is."""
+    text = str(path)
+    return text.isprintable() and not {'"', "\\"} & set(text)
+
+
 @contextlib.contextmanager
 def meeting_folder() -> Iterator[Path]:
     """A temporary folder for sockets, removed when the block ends."""
     with tempfile.TemporaryDirectory(prefix="potluck-") as folder:
-        if len(os.fsencode(folder)) > NAME_LIMIT - NAME_ROOM:
+        long = len(os.fsencode(folder)) > NAME_LIMIT - NAME_ROOM
+        if long or not is_told_whole(folder):
+            why = "is too long for sockets" if long else "has signs that Flower does not take"
             raise ConfigError(
-                f"the path of the folder for temporary files is too long for sockets: {tempfile.gettempdir()}; "
-                "set TMPDIR to a shorter one, such as /tmp"
+                f"the path of the folder for temporary files {why}: {tempfile.gettempdir()}; "
+                f"set TMPDIR to {'a shorter' if long else 'another'} one, such as /tmp"
             )
         yield Path(folder)
 
