@@ -59,6 +59,7 @@ potluck keys keys --server 127.0.0.1,localhost --clients north,east,west
 say "the server: SuperLink on loopback, gate before it, public keys registered"
 keys=$work/keys
 export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_HOME=$work/operator
+export no_proxy=localhost,127.0.0.1 NO_PROXY=localhost,127.0.0.1  # all calls stay on this machine
 mkdir operator
 cat > operator/config.toml << TOML
 [superlink.inside]

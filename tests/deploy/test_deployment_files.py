@@ -3,6 +3,7 @@
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -62,6 +63,15 @@ def test_a_unit_is_bounded_and_shut_in(unit):
     worker = "worker" in unit.name
     assert said["RestrictAddressFamilies"] == ("AF_UNIX" if worker else "AF_INET AF_INET6 AF_UNIX")
     assert said.get("PrivateNetwork") == ("yes" if worker else None)
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_to_stop_a_unit_is_no_failure_and_others_signals_have_it_started_again(unit):
+    said = dict(line.split("=", 1) for line in unit.read_text().splitlines() if "=" in line)
+    if "superlink" in unit.name:  # Flower ends by the signal itself, which systemd takes for success
+        return
+    assert said["SuccessExitStatus"] == str(128 + signal.SIGTERM)
+    assert said["Restart"] == "always" or said["RestartForceExitStatus"] == said["SuccessExitStatus"]
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)

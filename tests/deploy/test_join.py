@@ -38,6 +38,8 @@ def join(*words: str) -> Result:
         ("", "--server is missing"),
         ("--server 127.0.0.1:1", "--model and --data are missing"),
         ("--server 127.0.0.1:1 --only node", "--only needs --socket"),
+        (f"--server 127.0.0.1:1 --only node --socket {'s' * 101}", "a socket has at most 100 bytes"),
+        ('--server 127.0.0.1:1 --only node --socket w"', "has signs that Flower does not take in a path"),
         ("--server 127.0.0.1:1 --only half", "'half' is no half of a site; give worker or node"),
         ("--check none.yaml --model a.py:f --data a.py:g", "there is no experiment file none.yaml"),
         ("--server 127.0.0.1:1 --write contract.json", "--write goes with --check"),

@@ -2,14 +2,18 @@
 
 import contextlib
 import datetime
+import os
+import re
 import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.request import proxy_bypass
 
 import pytest
 import sites
@@ -17,6 +21,7 @@ from typer.testing import CliRunner
 
 from potluck.cli.app import app
 from potluck.deploy.fingerprints import client_keys
+from potluck.deploy.flower import commands, processes
 from potluck.deploy.flower.certificates import OutOfTime, check_server
 from potluck.deploy.flower.connections import Security, free_port, is_loopback, split_address
 from potluck.deploy.flower.processes import Process, environment
@@ -65,6 +70,68 @@ def test_an_address_is_a_host_and_a_port(address):
 def test_flower_is_kept_from_calling_home(tmp_path):
     found = environment(tmp_path)
     assert (found["FLWR_TELEMETRY_ENABLED"], found["FLWR_DISABLE_UPDATE_CHECK"]) == ("0", "1")
+
+
+def test_calls_within_the_machine_go_through_no_proxy(tmp_path, monkeypatch):
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example.org:3128")
+    monkeypatch.setenv("NO_PROXY", "example.net")
+
+    def past(environment, host):
+        with monkeypatch.context() as here:
+            for name in ("no_proxy", "NO_PROXY"):
+                here.setenv(name, environment[name])
+            return bool(proxy_bypass(host))
+
+    here, other = environment(tmp_path), environment(tmp_path, "127.0.0.5:8000")
+    assert all(past(here, host) for host in ("127.0.0.1:8000", "localhost:8000", "example.net"))
+    assert "::1" in here["no_proxy"].split(",")
+    assert not past(here, "fl.example.org:8443")  # for a site it may be the only way out
+    assert (past(here, "127.0.0.5"), past(other, "127.0.0.5")) == (False, True)
+    assert not past(environment(tmp_path, "fl.example.org:8443"), "fl.example.org")
+    assert here["HTTPS_PROXY"] == "http://proxy.example.org:3128"
+
+
+def test_flowers_commands_and_a_superlink_use_no_proxy(tmp_path, monkeypatch):
+    """Both speak with the SuperLink alone, which `serve` reaches itself."""
+    program = tmp_path / "flwr"
+    program.write_text('#!/bin/sh\nprintf \'{"success": true, "run-id": "%s"}\' "$no_proxy $NO_PROXY"\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(commands, "program", lambda name: str(program))
+    monkeypatch.setenv("NO_PROXY", "example.net")
+    assert commands.flwr(tmp_path, "run.log", "the run", "run")["run-id"] == "* *"
+    given = {}
+
+    def started(words, log, environment, **others):
+        given.update(environment)
+        return SimpleNamespace(alive=True)
+
+    monkeypatch.setattr(processes, "Process", started)
+    monkeypatch.setattr(processes, "is_open", lambda address: True)
+    monkeypatch.setattr(processes, "program", lambda name: name)
+    processes.start_superlink("192.0.2.7:8000", Security(insecure=True), tmp_path)
+    assert (given["no_proxy"], given["NO_PROXY"]) == ("*", "*")
+
+
+@pytest.mark.parametrize(
+    ("name", "why", "other"),
+    [
+        ("l" * 100, "is too long for sockets", "a shorter"),
+        ('q"', "has signs that Flower does not take", "another"),
+    ],
+)
+def test_a_folder_for_temporary_files_that_will_not_do_is_named(place, monkeypatch, name, why, other):
+    """Nobody has chosen the paths of the sockets in it."""
+    folder = place / name
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with (
+        pytest.raises(ConfigError, match=re.escape(f"{why}: {folder}; set TMPDIR to {other} one")),
+        frames.meeting_folder(),
+    ):
+        pass
+    assert not [*folder.iterdir()]
 
 
 def test_bad_input_is_one_sentence_and_starts_nothing(tmp_path, monkeypatch):

@@ -405,3 +405,13 @@ def test_a_count_of_evaluations_beyond_measure_is_refused_in_a_sentence(tmp_path
     (tmp_path / "run.evaluations").write_text('{"counted": {"1": 1e400}, "known": {}}')
     with pytest.raises(RunError, match="cannot be read"):
         Evaluations(tmp_path / "run")
+
+
+def test_a_folder_in_place_of_a_record_stays_and_keeps_no_file_of_the_run(home):
+    record = home / "runs" / RUN / "record.json"
+    record.unlink()
+    record.mkdir()
+    assert prune(home) == []
+    assert {one.run for one in prune(home, unfinished=True)} == {RUN, "b2"}
+    assert [*record.parent.iterdir()] == [record]
+    assert kept_runs(home) == prune(home) == []

@@ -380,16 +380,17 @@ def test_a_reply_too_many_does_not_put_off_all_later_ones(tmp_path):
     assert sent == ["answer to old", "answer to new"]
 
 
-def test_a_node_ends_with_its_loop():
+def test_a_node_ends_with_its_loop(tmp_path):
     """Flower's own program lives on after its loop has ended over an answer such as 500."""
     node = pytest.importorskip("potluck.deploy.flower.node", exc_type=ImportError)
     code = (
-        "import sys, threading, time; import flwr.supernode.cli.flower_supernode as cli;"
+        "import sys, threading, time; from importlib import import_module;"
+        "cli = import_module('flwr.supernode.cli.flower_supernode');"  # not the function of that name
         "sys.argv = ['node', 'pulse'];"
         "cli.flower_supernode = lambda: threading.Thread(target=time.sleep, args=(600,)).start();"
         "from potluck.deploy.flower.node import main; main()"
     )
-    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=120, cwd=tmp_path)
     assert done.returncode == node.ENDED
 
 
@@ -655,3 +656,29 @@ def test_an_error_sentence_cannot_steer_a_terminal(capsys):
     with pytest.raises(typer.Exit):
         _fail(RunError("made by potluck \x1b[2K\x1b[8m\x1b]0;title\x07 0.0\nand more"), debug=False)
     assert capsys.readouterr().err == "error: made by potluck ?[2K?[8m?]0;title? 0.0 and more\n"
+
+
+def test_a_node_on_its_own_says_that_there_is_no_worker(tmp_path_factory):
+    """The server hears that too, but nobody at the site does."""
+    path, now, said = tmp_path_factory.mktemp("s") / "worker", [0.0], []
+    half = watching.OtherHalf(path, lambda: now[0])
+
+    def look(seconds):
+        now[0] += seconds
+        half.look(said.append)
+
+    look(0)
+    look(watching.TRY_EVERY)  # a worker that is started again needs a moment
+    assert said == []
+    look(watching.LASTS)
+    look(watching.LASTS)
+    (told,) = said
+    assert f"no worker takes calls at {path} (No such file or directory)" in told
+    with frames.listening(path):
+        look(watching.TRY_EVERY)
+        look(watching.LASTS)
+        assert said[1:] == [f"the worker at {path} takes calls: orders are answered"]
+    look(watching.TRY_EVERY)
+    assert len(said) == 2
+    look(watching.LASTS)
+    assert len(said) == 3

@@ -78,8 +78,13 @@ def _files(record: Path) -> list[Path]:
     beside = [record.with_name(f"{record.name}{suffix}") for suffix in (WELCOME, SUFFIX)]
     found = [path for path in beside if path.is_symlink() or path.is_file()]
     if record.is_dir() and not record.is_symlink():
-        found += [path for path in record.iterdir() if path.is_symlink() or OWN.fullmatch(path.name)]
+        found += [path for path in record.iterdir() if path.is_symlink() or _is_own(path)]
     return found
+
+
+def _is_own(path: Path) -> bool:
+    """Whether something is a file of a record; a folder of such a name is somebody else's."""
+    return OWN.fullmatch(path.name) is not None and not path.is_dir()
 
 
 def _kept_run(record: Path) -> KeptRun:

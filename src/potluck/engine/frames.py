@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import socket
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from potluck.errors import ConfigError
 LENGTH = 8  # bytes of the number in front of a head
 LONGEST_HEAD = 1 << 24  # bytes; a head holds sizes and short sentences, so anything longer is not a frame
 NAME_LIMIT = 100  # bytes of a socket's path; the system allows little more
+NAME_ROOM = 16  # bytes of it that a socket has in a folder of our own
 
 Node = int  # the number Flower gives a participant's node
 Letter = tuple[Node, bytes]  # bytes for a node
@@ -84,13 +86,40 @@ def _read(channel: socket.socket, size: int) -> bytes:
     return bytes(data)
 
 
-@contextlib.contextmanager
-def listening(path: Path, mode: int = 0o600) -> Iterator[socket.socket]:
-    """Open a Unix socket at a path; one that a killed process left there is replaced, and nothing else is."""
+def check_path(path: Path) -> None:
+    """Refuse a path that is too long for a socket, or that Flower's settings do not take."""
+    if not is_told_whole(path):
+        raise ConfigError(f"{str(path)!r} has signs that Flower does not take in a path; choose another one")
     if len(os.fsencode(path)) > NAME_LIMIT:
         raise ConfigError(
             f"the path of a socket has at most {NAME_LIMIT} bytes; choose a shorter one than {path}"
         )
+
+
+def is_told_whole(path: Path | str) -> bool:
+    """Whether a path between quotation marks, as Flower's settings have it, is read as it is."""
+    text = str(path)
+    return text.isprintable() and not {'"', "\\"} & set(text)
+
+
+@contextlib.contextmanager
+def meeting_folder() -> Iterator[Path]:
+    """A temporary folder for sockets, removed when the block ends."""
+    with tempfile.TemporaryDirectory(prefix="potluck-") as folder:
+        long = len(os.fsencode(folder)) > NAME_LIMIT - NAME_ROOM
+        if long or not is_told_whole(folder):
+            why = "is too long for sockets" if long else "has signs that Flower does not take"
+            raise ConfigError(
+                f"the path of the folder for temporary files {why}: {tempfile.gettempdir()}; "
+                f"set TMPDIR to {'a shorter' if long else 'another'} one, such as /tmp"
+            )
+        yield Path(folder)
+
+
+@contextlib.contextmanager
+def listening(path: Path, mode: int = 0o600) -> Iterator[socket.socket]:
+    """Open a Unix socket at a path; one that a killed process left there is replaced, and nothing else is."""
+    check_path(path)
     if os.path.lexists(path) and not path.is_socket():
         raise ConfigError(f"{path} exists and is no socket; choose another path")
     with socket.socket(socket.AF_UNIX) as door:

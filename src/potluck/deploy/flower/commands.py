@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from potluck.core.plain_values import printable
-from potluck.deploy.flower.processes import START, TOO_SLOW, environment, program
+from potluck.deploy.flower.processes import DIRECT, START, TOO_SLOW, environment, program
 from potluck.errors import RunError
 
 NAME = "potluck"  # of the SuperLink in Flower's configuration
@@ -29,7 +29,7 @@ def flwr(home: Path, log: str, what: str, *words: str) -> dict[str, Any]:
             done = subprocess.run(
                 told,
                 cwd=empty,
-                env=environment(home),
+                env=environment(home) | DIRECT,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=START,

@@ -8,7 +8,6 @@ import itertools
 import os
 import stat
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from potluck.deploy.flower.watching import (
     Connection,
     DiskWatch,
     NodeWatch,
+    OtherHalf,
     Watched,
     WorkerWatch,
     takes_calls,
@@ -32,6 +32,7 @@ from potluck.deploy.logs import VARIABLE, Log
 from potluck.deploy.node_keys import check_node_key
 from potluck.deploy.record_files import own_folder
 from potluck.deploy.site_status import SiteStatus, read_orders
+from potluck.engine import frames
 from potluck.errors import ConfigError
 from potluck.live.prometheus import exposed
 from potluck.live.snapshot import Follower
@@ -71,6 +72,8 @@ class Joining:
             raise ConfigError(f"--only: {self.only!r} is no half of a site; give worker or node")
         if self.only and self.socket is None:
             raise ConfigError("--only needs --socket; give the path at which worker and node meet")
+        if self.socket is not None:
+            frames.check_path(self.socket)
         if self.only != "worker":
             require_flower()
             split_address(self.server)
@@ -182,10 +185,7 @@ def _take_part(joining: Joining, notice: Notice) -> None:
     flower = joining.home / "flower"
     flower.mkdir(exist_ok=True, mode=0o700)
     with contextlib.ExitStack() as stack:
-        path = (
-            joining.socket
-            or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="potluck-"))) / "worker"
-        )
+        path = joining.socket or stack.enter_context(frames.meeting_folder()) / "worker"
         starts = itertools.count()
 
         def worker() -> Process:
@@ -213,6 +213,7 @@ def _take_part(joining: Joining, notice: Notice) -> None:
             watched[-1].reason, watched[-1].stalled = node.reason, node.stalled
             watched[-1].hushed = node.hushed
         connection, room = Connection(flower / PULSE, joining.server), DiskWatch(joining.home)
+        half = OtherHalf(path)
         where = f"takes part at {joining.server}" if joining.only != "worker" else f"waits at {path}"
         notice(f"client {joining.client} {where}; Ctrl-C ends it")
         while True:
@@ -221,6 +222,8 @@ def _take_part(joining: Joining, notice: Notice) -> None:
                 one.look(notice)
             connection.look(notice)
             room.look(notice)
+            if joining.only == "node":
+                half.look(notice)
             _pass_on(said, notice)
 
 

@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from potluck.core.plain_values import printable
 from potluck.deploy import guard
-from potluck.deploy.flower.connections import Security, is_open, split_address
+from potluck.deploy.flower.connections import Security, is_loopback, is_open, split_address
 from potluck.errors import ConfigError, RunError
 from potluck.files import read_json, write_json
 
@@ -26,6 +26,11 @@ STARTING = "POTLUCK_FLOWER_START"  # in the environment: the seconds that Flower
 GRACE = 10.0  # seconds a process has to end by itself
 LOOK_BACK = 1 << 16  # bytes of a log in which an error is looked for
 PULSE = "pulse.json"  # what a SuperNode notes of its calls
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+DIRECT = {
+    "no_proxy": "*",
+    "NO_PROXY": "*",
+}  # for a program that speaks with a SuperLink alone, which we reach
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 FLOWER_ERROR = re.compile(r"^ERROR\s*:\s*(.+(?:\n.+)*)", re.MULTILINE)  # up to the next empty line
 
@@ -65,8 +70,11 @@ def require_files(*paths: Path | None) -> None:
     raise ConfigError(f"there is no file {missing}; check the path")
 
 
-def environment(home: Path) -> dict[str, str]:
-    """Environment variables for Flower's processes: no telemetry, no update check, no installation at run time."""
+def environment(home: Path, address: str = "") -> dict[str, str]:
+    """Environment variables for Flower's processes: no telemetry, no update check, no installation at run time.
+
+    Their calls within this machine go through no proxy, those to an `address` of it included.
+    """
     home.mkdir(parents=True, exist_ok=True)
     quiet = {
         "FLWR_HOME": str(home),
@@ -76,7 +84,14 @@ def environment(home: Path) -> dict[str, str]:
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
     }
-    return {**os.environ, **quiet}
+    return {**os.environ, **quiet, **_past_proxies(address)}
+
+
+def _past_proxies(address: str) -> dict[str, str]:
+    """The variables that name the hosts to call directly: what they say, and this machine."""
+    told = next((found for name in DIRECT if (found := os.environ.get(name))), "")
+    hosts = [told, *LOOPBACK, split_address(address)[0] if address and is_loopback(address) else ""]
+    return dict.fromkeys(DIRECT, ",".join(dict.fromkeys(filter(None, hosts))))
 
 
 class Process:
@@ -229,7 +244,7 @@ def start_superlink(address: str, security: Security, home: Path, database: Path
         words += ["--ssl-keyfile", str(security.key)]
     words += ["--enable-supernode-auth"] if security.node_keys else []
     log, note = home / "superlink.log", home / "superlink.pid"
-    process = Process(words, log, environment(home), name="the SuperLink", note=note)
+    process = Process(words, log, environment(home) | DIRECT, name="the SuperLink", note=note)
     end = time.monotonic() + START
     while not is_open(address):
         late = time.monotonic() > end
@@ -250,4 +265,4 @@ def start_supernode(address: str, security: Security, home: Path, socket_path: P
         words += ["--auth-supernode-private-key", str(security.node_key)]
     (home / PULSE).unlink(missing_ok=True)  # that of an earlier one
     log, note = home / "supernode.log", home / "supernode.pid"
-    return Process(words, log, environment(home), name="the SuperNode", note=note)
+    return Process(words, log, environment(home, address), name="the SuperNode", note=note)

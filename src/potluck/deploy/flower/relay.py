@@ -11,7 +11,6 @@ import os
 import select
 import socket
 import stat
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -211,10 +210,12 @@ def relaying(
     """A courier over the SuperLink at an address; one that knows the clients' keys is started if there is none."""
     require_flower()
     with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(
+            frames.meeting_folder()
+        )  # before Flower, which takes a while, is started
         superlink = Superlink(address, security, home, notice, clients)
         stack.callback(superlink.close)
         superlink.open()
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="potluck-")))
         courier = Courier(superlink, folder, patience, notice)
         stack.callback(courier.close)
         courier.connect()

@@ -11,7 +11,6 @@ import secrets
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import requires, version
@@ -128,7 +127,7 @@ def simulating(experiment: Experiment, clients: int, home: Path, records: Path) 
     """Start the simulation as a process and give a courier to its nodes."""
     settings = experiment.engine
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="potluck-")))
+        folder = stack.enter_context(frames.meeting_folder())
         door = stack.enter_context(frames.listening(folder / "serve"))
         words = [sys.executable, "-P", "-c", PROGRAM, str(folder / "serve"), str(records)]
         words += [str(clients), str(settings.threads)]

@@ -225,6 +225,32 @@ class DiskWatch:
         return ""
 
 
+class OtherHalf:
+    """Tells at a node on its own that no worker takes its calls, and when one does again."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self.path, self.clock = path, clock
+        self._next, self._there, self._told = -math.inf, clock(), False
+
+    def look(self, notice: Callable[[str], None]) -> None:
+        """Try now and then, and tell what has changed; a worker that is started again needs a moment."""
+        now = self.clock()
+        if now < self._next:
+            return
+        self._next = now + TRY_EVERY
+        why = why_not(self.path)
+        if not why:
+            if self._told:
+                notice(f"the worker at {self.path} takes calls: orders are answered")
+            self._there, self._told = now, False
+        elif not self._told and now - self._there >= LASTS:
+            self._told = True
+            notice(
+                f"no worker takes calls at {self.path} ({why}): no order is answered until one does; start it with "
+                "join --only worker and the same --socket, whose folder this user's group may enter"
+            )
+
+
 class WorkerWatch:
     """Asks the worker now and then whether it is there; it answers also while it trains."""
 
@@ -249,11 +275,16 @@ class WorkerWatch:
 
 def takes_calls(path: Path) -> bool:
     """Whether a worker listens at its socket."""
+    return not why_not(path)
+
+
+def why_not(path: Path) -> str:
+    """Why no worker can be called at a socket, or nothing."""
     try:
         frames.connect(str(path)).close()
-    except OSError:
-        return False
-    return True
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def answers(path: Path, wait: float = ANSWER_WAIT, opened: bool = False) -> bool:
