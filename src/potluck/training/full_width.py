@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from potluck.training.fused_casts import is_changed
+from potluck.training.watched import is_watched
 
 WORTH_IT = 2**21  # multiply-adds of a product; smaller ones are not faster
 
@@ -59,14 +60,9 @@ def _is_large(x: Tensor, weight: Tensor) -> bool:
         and x.device.type == weight.device.type == "cpu"
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
-        and not _is_watched()
+        and not is_watched()
         and not torch._C._are_functorch_transforms_active()
     )
-
-
-def _is_watched() -> bool:
-    """Whether something counts, records or replaces operations: it knows torch's own."""
-    return bool(torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack())
 
 
 class _Linear(torch.autograd.Function):

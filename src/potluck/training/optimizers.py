@@ -15,6 +15,7 @@ from potluck.core.packed import ALIGNMENT
 from potluck.core.settings import OptimizerSettings
 from potluck.core.state import Moments
 from potluck.training.prefixes import closest_prefix
+from potluck.training.watched import is_watched
 
 _State = dict[str, Tensor]
 
@@ -56,7 +57,7 @@ def shorten_gradients(values: list[nn.Parameter], factor: Tensor) -> None:
 
     On a CPU, where it costs nothing to look, gradients that are short enough are left as they are: the same bits.
     """
-    if factor.device.type == "cpu" and bool(factor == 1):
+    if factor.device.type == "cpu" and not is_watched() and bool(factor == 1):
         return
     gradients = [value.grad for value in values if value.grad is not None]
     for value, shortened in zip(values, torch._foreach_mul(gradients, factor), strict=True):
