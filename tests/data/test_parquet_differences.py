@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import mmap
+import tracemalloc
 from pathlib import Path
 from typing import Any, cast
 
@@ -192,6 +193,19 @@ def test_blocks_of_every_size_are_counted(size: int, parts: int, count: int) -> 
     assert shared_by(content, page) == sum(lengths)
     with pytest.raises(ValueError, match="claims more values"):
         shared_by(content, dataclasses.replace(page, values=count - 1))
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_an_unpacked_page_is_in_memory_once(tmp_path: Path, version: str) -> None:
+    texts = pa.array(["b" * 10_000_000, "c"])
+    options = {"compression": "zstd", "data_page_version": version, "write_statistics": False}
+    content, (page,) = pages_in(write(tmp_path / "a.parquet", texts, SHARED, **options))
+    tracemalloc.start()
+    try:
+        assert shared_by(content, page) == 0
+        assert tracemalloc.get_traced_memory()[1] < 15_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_pages_packed_as_hadoop_does_are_read(tmp_path: Path) -> None:

@@ -144,6 +144,20 @@ def forged(path: Path, head: bytes = HEAD, chunk: bytes = CHUNK, columns: int = 
     return path
 
 
+@pytest.mark.parametrize(("codec", "most"), [(1, 22), (2, 1032), (5, 256), (6, 32768), (7, 256)])
+def test_pages_that_claim_more_than_can_be_packed_so_small_are_refused(
+    tmp_path: Path, codec: int, most: int
+) -> None:
+    """Arrow takes memory for what is claimed, and that of two gigabytes in a file of a few hundred bytes."""
+    chunk = bytes.fromhex("3c 45") + varint(codec) + b"\x16\x02" + b"\x26" + varint(600) + b"\x26\x08\x00"
+    head = bytes.fromhex("15 00 15") + varint(16 * most) + HEAD[4:]
+    (found,) = pages_of(forged(tmp_path / "a", head=head, chunk=chunk), 1)
+    assert found.size == 16 * most
+    head = bytes.fromhex("15 00 15") + varint(16 * most + 1) + HEAD[4:]
+    with pytest.raises(ValueError, match="a page in it claims more bytes than fit into it"):
+        list(pages_of(forged(tmp_path / "b", head=head, chunk=chunk), 1))
+
+
 def test_columns_that_share_their_pages_are_refused(tmp_path: Path) -> None:
     assert len(list(pages_of(forged(tmp_path / "a"), 1))) == 1
     with pytest.raises(ValueError, match="its columns do not fit into it"):
