@@ -151,6 +151,19 @@ def test_long_texts_in_lists_are_not_thought_to_be_longer(
         check_size(file)
 
 
+@pytest.mark.parametrize("encoding", [LENGTHS, SHARED])
+def test_what_arrow_takes_for_each_text_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: int
+) -> None:
+    """It has a length and a place for each text of a page; 10⁹ of them without a letter fit into a short file."""
+    file = write(tmp_path / "a.parquet", pa.array([""] * 100_000), encoding)
+    monkeypatch.setenv("POTLUCK_DATA_LIMIT", "2799999")
+    with pytest.raises(TooLargeError):
+        check_size(file)
+    monkeypatch.setenv("POTLUCK_DATA_LIMIT", "2800000")
+    check_size(file)
+
+
 def test_texts_of_a_fixed_length_may_share_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write(tmp_path / "a.parquet", pa.array([b"b" * 500] * 2_000, pa.binary(500)), SHARED)
     assert len(read_table(file)) == 2_000

@@ -44,9 +44,11 @@ _GROUP, _CHUNK = (
     8_192,
     512,
 )  # bytes that Arrow takes for what is said of a group of rows, and of a column in it
+_SPLIT = 20  # bytes that Arrow takes besides for a text of a page that has lengths and letters apart
 _SOME_ROWS = 10_000  # whose texts are counted together
 # How values are written in a file, by number in Parquet's specification.
 _ONCE = frozenset((0, 6, 7))  # as often as they stand there: plainly, by length, or by what they share
+_APART = frozenset((6, 7))  # with all lengths before all letters
 _NUMBERED = frozenset((0, 2, 8))  # so that Arrow can give their numbers: plainly, or by number
 _LAYOUTS = (
     "{split}-*.parquet",
@@ -432,7 +434,8 @@ def _of_values(file: pq.ParquetFile, pages: Sequence[Pages]) -> int:
     """The bytes of all values: those of a fixed length may be long, and those of lists have a place in each."""
     leaves = [file.schema.column(place) for place in range(len(file.schema))]
     widths = [max(_CELL, one.length or 0) + _CELL * one.max_repetition_level for one in leaves]
-    return sum(width * one.values for width, one in zip(itertools.cycle(widths), pages, strict=False))
+    each = zip(itertools.cycle(widths), pages, strict=False)
+    return sum((width + _SPLIT * bool(one.encodings & _APART)) * one.values for width, one in each)
 
 
 def check_room(path: Path, needed: int, rows: int) -> None:
