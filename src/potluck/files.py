@@ -319,6 +319,13 @@ def refuse_holes(handle: int, path: Path) -> None:
     os.lseek(handle, 0, os.SEEK_SET)
 
 
+def size_of(path: Path) -> int:
+    """The bytes of a plain file; a long one of which hardly anything is on the disk is refused."""
+    with opened(path, os.O_RDONLY) as handle:
+        refuse_holes(handle, path)
+        return os.fstat(handle).st_size
+
+
 def by_readers(work: Callable[[T, threading.Event], R], each: Iterable[T]) -> Generator[R, None, None]:
     """What a function finds in each of some files, in order; a few threads work on them.
 
