@@ -151,9 +151,14 @@ MOST_VALUES = 120_000_000  # values in one: the rows of the largest split
 
 
 def read_bounded(path: Path, most: int = SETTINGS, follow: bool = True) -> bytes:
-    """All of a plain file; an `OSError` says so if it has more than `most` bytes, or is a pipe or a device."""
+    """All of a plain file; an `OSError` says so if it has more than `most` bytes, or is a pipe or a device.
+
+    A long file of which hardly anything is on the disk is refused as well: see `refuse_holes`.
+    """
     with opened(path, os.O_RDONLY, follow) as handle:
         size, content = os.fstat(handle).st_size, b""
+        if size <= most:
+            refuse_holes(handle, path)
         with os.fdopen(os.dup(handle), "rb") as file:
             if size <= most:
                 content = file.read(size + 1)
@@ -312,6 +317,13 @@ def refuse_holes(handle: int, path: Path) -> None:
             errno.EFBIG, f"it has {found.st_size:,} bytes, of which {on_disk:,} are on the disk", str(path)
         )
     os.lseek(handle, 0, os.SEEK_SET)
+
+
+def size_of(path: Path) -> int:
+    """The bytes of a plain file; a long one of which hardly anything is on the disk is refused."""
+    with opened(path, os.O_RDONLY) as handle:
+        refuse_holes(handle, path)
+        return os.fstat(handle).st_size
 
 
 def by_readers(work: Callable[[T, threading.Event], R], each: Iterable[T]) -> Generator[R, None, None]:

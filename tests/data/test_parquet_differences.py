@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import mmap
+import tracemalloc
 from pathlib import Path
 from typing import Any, cast
 
@@ -150,6 +151,19 @@ def test_long_texts_in_lists_are_not_thought_to_be_longer(
         check_size(file)
 
 
+@pytest.mark.parametrize("encoding", [LENGTHS, SHARED])
+def test_what_arrow_takes_for_each_text_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: int
+) -> None:
+    """It has a length and a place for each text of a page; 10⁹ of them without a letter fit into a short file."""
+    file = write(tmp_path / "a.parquet", pa.array([""] * 100_000), encoding)
+    monkeypatch.setenv("POTLUCK_DATA_LIMIT", "2799999")
+    with pytest.raises(TooLargeError):
+        check_size(file)
+    monkeypatch.setenv("POTLUCK_DATA_LIMIT", "2800000")
+    check_size(file)
+
+
 def test_texts_of_a_fixed_length_may_share_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write(tmp_path / "a.parquet", pa.array([b"b" * 500] * 2_000, pa.binary(500)), SHARED)
     assert len(read_table(file)) == 2_000
@@ -192,6 +206,19 @@ def test_blocks_of_every_size_are_counted(size: int, parts: int, count: int) -> 
     assert shared_by(content, page) == sum(lengths)
     with pytest.raises(ValueError, match="claims more values"):
         shared_by(content, dataclasses.replace(page, values=count - 1))
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_an_unpacked_page_is_in_memory_once(tmp_path: Path, version: str) -> None:
+    texts = pa.array(["b" * 10_000_000, "c"])
+    options = {"compression": "zstd", "data_page_version": version, "write_statistics": False}
+    content, (page,) = pages_in(write(tmp_path / "a.parquet", texts, SHARED, **options))
+    tracemalloc.start()
+    try:
+        assert shared_by(content, page) == 0
+        assert tracemalloc.get_traced_memory()[1] < 15_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_pages_packed_as_hadoop_does_are_read(tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 import pyarrow.parquet.encryption as encryption
 import pytest
 
+from potluck.data import parquet
 from potluck.data.own.files import from_files, read_table
-from potluck.data.parquet import TooLargeError, check_size
+from potluck.data.parquet import File, TooLargeError, check_size, read_images
 from potluck.data.parquet_pages import pages_of
 from potluck.errors import DataError
 
@@ -69,6 +70,71 @@ def test_lists_are_counted_whatever_the_head_claims(
     monkeypatch.setenv("POTLUCK_DATA_LIMIT", "4000000")
     with pytest.raises(TooLargeError, match=r"a\.parquet would take"):
         check_size(file)
+
+
+FIRST, GROUP = 0, -1  # where the head of a file says how many rows it has, and where of its last group
+MANY = 10_007  # a number that stands nowhere else in the head
+
+
+def alone(path: Path, **columns: pa.Array) -> Path:
+    """A file with these columns."""
+    pq.write_table(pa.table(columns), path, compression="zstd", write_statistics=False, store_schema=False)
+    return path
+
+
+def miscount(path: Path, *places: int, claimed: int = 1) -> Path:
+    """Let the head of a file tell another number of rows in some places."""
+    content = path.read_bytes()
+    start = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    first, *others = content[start:].split(varint(MANY))
+    zigzag = 2 * claimed if claimed >= 0 else -2 * claimed - 1
+    told = [varint(MANY)] * len(others)
+    for place in places:
+        told[place] = bytes([zigzag | 128, 128, 0])
+    path.write_bytes(content[:start] + first + b"".join(map(bytes.__add__, told, others)))
+    return path
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([0] * MANY),
+        pa.array([Decimal("1.5")] * MANY, pa.decimal128(38, 1)),
+        pa.array([{"a": "x" * 100}] * MANY),
+        pa.array(["x" * 100] * MANY),
+        pa.array([["x" * 100]] * MANY),
+        pa.array([[]] * MANY, pa.list_(pa.int8())),
+    ],
+    ids=lambda column: str(column.type),
+)
+@pytest.mark.parametrize("places", [(FIRST,), (GROUP,), (FIRST, GROUP)], ids=str)
+def test_rows_that_the_head_denies_are_told(
+    tmp_path: Path, column: pa.Array, places: tuple[int, ...]
+) -> None:
+    """Arrow reads all that there are, whatever the head says, and in parts only as many as it says."""
+    file = alone(tmp_path / "a.parquet", x=column)
+    check_size(file)
+    miscount(file, *places)
+    with pytest.raises(DataError, match=r"a\.parquet is not readable .* of rows"):
+        check_size(file)
+
+
+def test_texts_in_lists_are_counted_though_other_columns_have_fewer_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arrow says that the columns differ after it has read them."""
+    file = alone(tmp_path / "a.parquet", x=pa.array([["x" * 1000]] * MANY))
+    miscount(file, FIRST, GROUP)
+    monkeypatch.setattr(parquet, "_check_rows", lambda *_: None)  # as if another column had one row
+    monkeypatch.setenv("POTLUCK_DATA_LIMIT", str(900 * MANY))
+    with pytest.raises(TooLargeError):
+        check_size(file)
+
+
+def test_a_number_of_rows_below_none_is_told(tmp_path: Path) -> None:
+    file = miscount(alone(tmp_path / "a.parquet", x=pa.array([b"x"] * MANY)), FIRST, claimed=-1)
+    with pytest.raises(DataError, match=r"a\.parquet is not readable .* of rows"):
+        read_images((File.at(file),), ("x",), (1, 2, 2))
 
 
 def test_bytes_of_a_fixed_length_are_counted_in_every_row(
@@ -142,6 +208,20 @@ def forged(path: Path, head: bytes = HEAD, chunk: bytes = CHUNK, columns: int = 
     about = bytes([0x49, 0xFC, groups]) + group * groups + b"\0"
     path.write_bytes(b"PAR1" + head + bytes(16) + about + len(about).to_bytes(4, "little") + b"PAR1")
     return path
+
+
+@pytest.mark.parametrize(("codec", "most"), [(1, 22), (2, 1032), (5, 256), (6, 32768), (7, 256)])
+def test_pages_that_claim_more_than_can_be_packed_so_small_are_refused(
+    tmp_path: Path, codec: int, most: int
+) -> None:
+    """Arrow takes memory for what is claimed, and that of two gigabytes in a file of a few hundred bytes."""
+    chunk = bytes.fromhex("3c 45") + varint(codec) + b"\x16\x02" + b"\x26" + varint(600) + b"\x26\x08\x00"
+    head = bytes.fromhex("15 00 15") + varint(16 * most) + HEAD[4:]
+    (found,) = pages_of(forged(tmp_path / "a", head=head, chunk=chunk), 1)
+    assert found.size == 16 * most
+    head = bytes.fromhex("15 00 15") + varint(16 * most + 1) + HEAD[4:]
+    with pytest.raises(ValueError, match="a page in it claims more bytes than fit into it"):
+        list(pages_of(forged(tmp_path / "b", head=head, chunk=chunk), 1))
 
 
 def test_columns_that_share_their_pages_are_refused(tmp_path: Path) -> None:

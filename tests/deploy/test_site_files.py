@@ -9,6 +9,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+import torch
 from lone_site import RUN, ask, greet, joined, make_site, offer, request, same, small
 from typer.testing import CliRunner
 
@@ -138,6 +139,14 @@ def test_a_site_goes_on_with_files_that_an_earlier_version_wrote_without_checksu
     assert measured.report.metrics == ask(again, question).report.metrics
     assert Evaluations(runs / RUN).number(1, "another") == 2
     assert "sha256" in json.loads((runs / f"{RUN}.json").read_text())  # from now on
+
+
+def test_a_state_of_a_terabyte_that_is_not_on_the_disk_is_not_read(tmp_path):
+    files = RecordFiles(tmp_path / "record", MANIFEST)
+    name = files.write_state({"a": torch.ones(3)})
+    os.truncate(files.folder / name, 1 << 40)
+    with pytest.raises(RunError, match=rf"{name} cannot be read: it has 1,099,.* on the disk"):
+        files.read_state(name)
 
 
 def test_files_of_a_record_without_their_manifest_are_not_taken_for_a_new_one(site, tmp_path, capsys):

@@ -23,11 +23,12 @@ from kills import Kill
 from potluck.engine.store.checkpoints import Checkpoints, DamagedCheckpoint
 from potluck.engine.store.client_store import ClientStore
 from potluck.engine.store.manifest import _seal
-from potluck.errors import RunError
+from potluck.errors import PotluckError, RunError
 from potluck.experiment.schema import Experiment
 from potluck.report.reading import reading
 from potluck.runs.api import resume, run
-from potluck.runs.kept_models.files import remove_models, remove_unfinished
+from potluck.runs.kept_models import opened
+from potluck.runs.kept_models.files import read_state, remove_models, remove_unfinished
 from potluck.runs.loop import Interrupted
 from potluck.runs.pages import write_pages
 
@@ -630,6 +631,37 @@ def test_a_trained_model_that_is_gone_is_named(whole: Path, tmp_path: Path) -> N
     (folder / "models/round-000006/client-1.safetensors").unlink()
     with pytest.raises(RunError, match=r"client-1\.safetensors is missing"):
         potluck.open(folder)
+
+
+@pytest.mark.parametrize("name", ["notes", "client-9.safetensors"])
+def test_a_file_that_is_not_on_the_disk_makes_no_room_for_larger_models(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    folder = Path(shutil.copytree(whole, tmp_path / "run"))
+    home = folder / "models/round-000006"
+    about = json.loads((home / "about.json").read_text())
+    del about["checksums"]
+    for group in about["outline"]["groups"]:
+        group["task"]["input"] = group["stored"]["shape"] = [1, 1000, 1000]
+    (home / "about.json").write_text(json.dumps(about))
+    (home / "SHA256SUMS").unlink()
+    (home / name).touch()
+    os.truncate(home / name, 1 << 40)
+    monkeypatch.setattr(opened, "ROOM", 1 << 20)
+    with pytest.raises(
+        PotluckError, match=r"than there is room for here|client-9.* on the disk; put a whole"
+    ):
+        potluck.open(folder).clients["0"].predict(torch.zeros(1, 1, 1000, 1000))
+
+
+def test_a_trained_model_that_is_not_on_the_disk_is_not_read(tmp_path: Path) -> None:
+    """One of an earlier version has no checksum that would be wrong."""
+    size, path = 1 << 40, tmp_path / "client-0.safetensors"
+    head = json.dumps({"both/w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+    path.write_bytes(len(head).to_bytes(8, "little") + head)
+    os.truncate(path, 8 + len(head) + size)
+    with pytest.raises(RunError, match=r"client-0\.safetensors cannot be read .* are on the disk"):
+        read_state(path, "after_training")
 
 
 # --- checkpoints that are gone --------------------------------------------------------------------------

@@ -23,10 +23,11 @@ import potluck.runs.loop
 from helpers import TINY, changed_experiment, stopped_run
 from potluck import files
 from potluck.data import split_lines
+from potluck.data.split import Split
 from potluck.deploy.run import open_folder
 from potluck.engine.store.checkpoints import Checkpoints
 from potluck.engine.store.manifest import _seal
-from potluck.errors import ConfigError, PotluckError, RunError
+from potluck.errors import ConfigError, DataError, PotluckError, RunError
 from potluck.experiment import overrides
 from potluck.experiment.schema import Experiment
 from potluck.files import read_bounded, read_json, refuse_links, sha256, write_whole
@@ -714,6 +715,20 @@ def test_a_file_that_grows_or_has_no_size_is_read_no_further_than_allowed(tmp_pa
     with pytest.raises(OSError, match="it has more than 10 bytes"):
         read_bounded(Path("/proc/self/status"), 10)  # its size is 0
     assert b"Name:" in read_bounded(Path("/proc/self/status"))
+
+
+def test_a_long_file_without_content_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gigabyte of zeros that are not on the disk would take two gigabytes of memory as a text."""
+    path = tmp_path / "a.json"
+    path.write_text("{}")
+    os.truncate(path, 1 << 27)
+    monkeypatch.setattr(json, "loads", None)
+    with pytest.raises(
+        RunError, match=r"a\.json cannot be read: it has 134,217,728 bytes, of which .* on the"
+    ):
+        read_json(path)
+    with pytest.raises(DataError, match=r"the split .* cannot be read \(it has 134,217,728 bytes"):
+        Split.load(path)
 
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(

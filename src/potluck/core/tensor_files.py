@@ -123,10 +123,13 @@ def _parsed(head: bytes, length: int, size: int) -> tuple[list[tuple[str, Entry]
     if size < _LENGTH or len(head) != length or length > LONGEST_HEAD:
         raise ValueError("it is not safetensors, or it was cut")
     _check_head(head)
+    text = head.decode("utf-8")  # the library takes no other encoding, and no half letters either
     try:
-        found = json.loads(head, object_pairs_hook=_entry_or_mapping)
+        found = json.loads(text, object_pairs_hook=_entry_or_mapping)
     except RecursionError as error:
         raise ValueError("its head is nested too deeply") from error
+    if "\\ud" in text or "\\uD" in text:
+        json.dumps(found, ensure_ascii=False, default=str).encode()
     if not isinstance(found, dict):
         raise ValueError("its head is no mapping")
     about = found.pop("__metadata__", None) or {}
@@ -165,6 +168,8 @@ def _entry(found: Mapping[str, Any]) -> Entry:
     for number in (*shape, *places):
         if type(number) is not int or not 0 <= number < 1 << 63:
             raise ValueError("its head has a size or a place that is no number of bytes")
+    if 0 in shape and math.prod(filter(None, shape)) >> 63:  # torch multiplies them all
+        raise ValueError("its head tells of a tensor that is too large")
     kind, (begin, end) = DTYPES[dtype], places
     if end - begin != kind.itemsize * math.prod(shape):
         raise ValueError("its head tells of a tensor with more or fewer bytes than its shape has")

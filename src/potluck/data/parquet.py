@@ -44,9 +44,11 @@ _GROUP, _CHUNK = (
     8_192,
     512,
 )  # bytes that Arrow takes for what is said of a group of rows, and of a column in it
+_SPLIT = 20  # bytes that Arrow takes besides for a text of a page that has lengths and letters apart
 _SOME_ROWS = 10_000  # whose texts are counted together
 # How values are written in a file, by number in Parquet's specification.
 _ONCE = frozenset((0, 6, 7))  # as often as they stand there: plainly, by length, or by what they share
+_APART = frozenset((6, 7))  # with all lengths before all letters
 _NUMBERED = frozenset((0, 2, 8))  # so that Arrow can give their numbers: plainly, or by number
 _LAYOUTS = (
     "{split}-*.parquet",
@@ -66,6 +68,7 @@ _BROKEN_IMAGE = (
     zlib.error,
     Image.DecompressionBombError,
 )
+_OTHER_ROWS = "it has another number of rows than its head says"
 # What is raised of broken files, by Arrow and in Python's part of it.
 FAULTS = (pa.ArrowException, OSError, ValueError, LookupError, TypeError, OverflowError, RuntimeError)
 # Fewer images are decoded in about a second, which is not worth a cache file.
@@ -346,7 +349,10 @@ def _open(path: Path) -> pq.ParquetFile:
     with _reading(path):
         check_plain(path)
         check_room(path, _CHUNK * _chunks(File.at(path)), 0)
-        return pq.ParquetFile(path, memory_map=True)
+        file = pq.ParquetFile(path, memory_map=True)
+        if file.metadata.num_rows < 0:
+            raise ValueError(_OTHER_ROWS)
+        return file
 
 
 @lru_cache(maxsize=64)
@@ -373,13 +379,47 @@ def _check_size(path: Path, columns: Sequence[str] | None) -> None:
     # What the pages say of themselves counts: the head of the file may claim anything.
     pages = list(pages_of(path, len(file.schema)))
     check_room(path, max(cells, _of_values(file, pages), _of_pages(pages)), metadata.num_rows)
+    _check_rows(file, pages)
     pages = _with_shared(path, file, columns, pages)
     needed = _of_pages(pages)
     if needed <= limit:
         needed = _unpacked(path, columns, pages, limit)
+    if needed <= limit:
+        _check_lists(file, columns)
     if needed <= limit and columns is None:
         needed += _of_objects(file, limit)
     check_room(path, needed, metadata.num_rows)
+
+
+def _check_rows(file: pq.ParquetFile, pages: Sequence[Pages]) -> None:
+    """Refuse a file whose head tells of other rows than there are: Arrow reads all, in parts only those told of."""
+    flat = [not file.schema.column(place).max_repetition_level for place in range(len(file.schema))]
+    groups = _rows_told(file)
+    for group, rows in enumerate(groups):
+        found = pages[group * len(flat) : (group + 1) * len(flat)]
+        if any(one.values != rows for one, single in zip(found, flat, strict=True) if single):
+            raise ValueError(_OTHER_ROWS)
+    if sum(groups) != file.metadata.num_rows:
+        raise ValueError(_OTHER_ROWS)
+
+
+def _check_lists(file: pq.ParquetFile, columns: Sequence[str] | None) -> None:
+    """The same where all columns have lists, of which nothing but Arrow tells how many rows they have.
+
+    Where only some have, Arrow finds out that they are not as long as the others.
+    """
+    leaves = [file.schema.column(place) for place in range(len(file.schema))]
+    wanted = [one.path for one in leaves if columns is None or _is_in(columns, one)]
+    if not wanted or not all(one.max_repetition_level for one in leaves):
+        return
+    for group, rows in enumerate(_rows_told(file)):
+        if file.read_row_group(group, columns=wanted[:1]).num_rows != rows:
+            raise ValueError(_OTHER_ROWS)
+
+
+def _rows_told(file: pq.ParquetFile) -> list[int]:
+    """The rows of each group, as the head of the file has them."""
+    return [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
 
 
 def _in_memory(kind: pa.DataType) -> int:
@@ -432,7 +472,8 @@ def _of_values(file: pq.ParquetFile, pages: Sequence[Pages]) -> int:
     """The bytes of all values: those of a fixed length may be long, and those of lists have a place in each."""
     leaves = [file.schema.column(place) for place in range(len(file.schema))]
     widths = [max(_CELL, one.length or 0) + _CELL * one.max_repetition_level for one in leaves]
-    return sum(width * one.values for width, one in zip(itertools.cycle(widths), pages, strict=False))
+    each = zip(itertools.cycle(widths), pages, strict=False)
+    return sum((width + _SPLIT * bool(one.encodings & _APART)) * one.values for width, one in each)
 
 
 def check_room(path: Path, needed: int, rows: int) -> None:
@@ -464,19 +505,23 @@ def _unpacked(path: Path, columns: Sequence[str] | None, pages: Sequence[Pages],
     total = 0
     by_number = pq.ParquetFile(path, memory_map=True, read_dictionary=[one.path for one in texts.values()])
     for group in range(file.metadata.num_row_groups):
-        numbered, copied = [], []
+        numbered, lists, copied = list[str](), list[str](), list[tuple[Any, Pages]]()
         for place, text in texts.items():
             found = pages[group * len(file.schema) + place]
             total += found.size
             if found.encodings <= _ONCE:
                 continue
             if found.encodings <= _NUMBERED and not _is_in(odd, text):
-                numbered.append(text.path)
+                (lists if text.max_repetition_level else numbered).append(text.path)
             else:
                 copied.append((text, found))
         rows = by_number.iter_batches(_SOME_ROWS, row_groups=[group], columns=numbered)
         for batch in rows if numbered else ():
             total += sum(map(_bytes_of, batch.columns))
+            if total > limit:
+                return total
+        for name in lists:  # all at once: in parts it would be as many rows as the head says
+            total += sum(map(_bytes_of, by_number.read_row_group(group, columns=[name]).column(0).chunks))
             if total > limit:
                 return total
         total += _in_few_rows(file, group, copied, limit - total)

@@ -38,19 +38,19 @@ def shared_in(content: mmap.mmap, page: Page, levels: tuple[int, int]) -> int:
     return shared
 
 
-def _values_of(content: mmap.mmap, page: Page, levels: tuple[int, int]) -> bytes:
-    """The values of a page, without the levels before them."""
+def _values_of(content: mmap.mmap, page: Page, levels: tuple[int, int]) -> np.ndarray:
+    """The bytes of the values of a page, without the levels before them; they are in memory once."""
     packed = content[page.place : page.place + page.packed]
     if page.second:
         length = sum(page.levels)
         if length > min(page.packed, page.unpacked):
             raise ValueError("a page in it is cut off")
         codec = page.codec if page.is_packed and page.unpacked > length else 0
-        return _unpack(packed[length:], codec, page.unpacked - length)
-    values, place = _unpack(packed, page.codec, page.unpacked), 0
+        return np.frombuffer(_unpack(packed[length:], codec, page.unpacked - length), np.uint8)
+    values, place = np.frombuffer(_unpack(packed, page.codec, page.unpacked), np.uint8), 0
     for encoding, largest in zip(page.levels, levels, strict=True):
         if largest and encoding == _RUNS:
-            place += 4 + int.from_bytes(values[place : place + 4], "little")
+            place += 4 + int.from_bytes(values[place : place + 4].tobytes(), "little")
         elif largest and encoding == _BITS:
             place += -(-page.values * largest.bit_length() // 8)
         elif largest:
@@ -81,8 +81,8 @@ def _pieces(packed: bytes, size: int) -> Iterator[bytes]:
 class _Body:
     """Blocks of differences, one behind the other, in a page with so many values."""
 
-    def __init__(self, content: bytes, values: int) -> None:
-        self._content, self._place, self._most = np.frombuffer(content + bytes(8), np.uint8), 0, values
+    def __init__(self, content: np.ndarray, values: int) -> None:
+        self._content, self._place, self._most = content, 0, values
         self._end = len(content)
 
     @property
@@ -128,7 +128,10 @@ class _Body:
         bits = 8 * np.array(places)[:, None] + wide * np.arange(each)
         found = np.zeros(bits.shape, np.int64)
         for byte in range(5):
-            found |= self._content[(bits >> 3) + byte].astype(np.int64) << 8 * byte
+            content = self._content.take(
+                (bits >> 3) + byte, mode="clip"
+            )  # what is behind the last does not count
+            found |= content.astype(np.int64) << 8 * byte
         return (found >> (bits & 7)) & ((1 << wide) - 1)
 
     def _unsigned(self) -> int:

@@ -49,6 +49,9 @@ _FIELDS = 1_000  # no structure has as many
 _DIFFERENCES = frozenset((5, 6, 7))  # encodings of which the page itself says how many values it has
 # What Arrow bears: it walks fields in fields by calls in calls, and takes a while for each.
 _DEEPEST_FIELD, _MOST_FIELDS = 100, 150_001
+# How many bytes one packed byte becomes at most, by codec: in a copy of Snappy, a match of gzip or LZ4, a block of
+# Zstandard. Brotli has no such bound.
+_GROWTH = {1: 22, 2: 1_032, 5: 256, 6: 32_768, 7: 256}
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,7 @@ def _pages(content: mmap.mmap, column: Mapping[int, Any], most: int) -> tuple[Pa
     start, dictionary = about.get(_DATA_AT, -1), about.get(_DICTIONARY_AT, 0)
     place = start = dictionary if 0 < dictionary < start else start
     end = min(start + about.get(_LENGTH, -1) + _PADDING, len(content))
+    codec = about.get(_CODEC, -1)
     values, size, encodings, differences = 0, 0, frozenset[int](), list[Page]()
     while values < about.get(_VALUES, -1) and 0 <= place < end:
         heads = _Heads(content, place, min(place + _LONGEST, len(content)))
@@ -152,13 +156,15 @@ def _pages(content: mmap.mmap, column: Mapping[int, Any], most: int) -> tuple[Pa
             counted, encoding = (page.get(field, {}).get(one, -1) for one in (1, encoded))
         if min(kind, unpacked, packed, counted, encoding) < 0:
             raise ValueError("the head of a page is not whole")
+        if unpacked > packed * _GROWTH.get(codec, unpacked):
+            raise ValueError("a page in it claims more bytes than fit into it")
         place = heads.place + packed
         if place - start > most:
             raise ValueError("its columns do not fit into it")
         if kind in _LEVELS:
             values, encodings = values + counted, encodings | {encoding}
             if encoding in _DIFFERENCES:
-                differences.append(_differences(page, heads.place, about.get(_CODEC, -1)))
+                differences.append(_differences(page, heads.place, codec))
         elif kind == _DICTIONARY and counted > unpacked:
             raise ValueError("a dictionary in it has more values than bytes")
         size += unpacked

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from potluck.core.tensor_files import tensors
 from potluck.errors import RunError, first_line
-from potluck.files import NEW, WRITING, by_readers, held, read_bounded, sha256
+from potluck.files import NEW, WRITING, by_readers, held, read_bounded, sha256, size_of
 
 ABOUT = "about.json"
 SUMS = "SHA256SUMS"
@@ -202,6 +202,7 @@ def _same(value: Tensor, other: Tensor | None) -> bool:
 def read_state(path: Path, moment: str) -> dict[str, Tensor]:
     """A client's state at one moment."""
     try:
+        size_of(path)
         found = dict(tensors(path, lambda name: name.partition("/")[0] in (BOTH, moment)))
     except (OSError, ValueError) as error:
         raise RunError(f"the model in {path} cannot be read ({error}); restore it from a copy") from error

@@ -18,6 +18,7 @@ from potluck.core.modest import Modest
 from potluck.core.state import Moments
 from potluck.errors import ConfigError, ModelError, RunError, nearest
 from potluck.federation.federation import Federation
+from potluck.files import size_of
 from potluck.models import Entries, ModelPool
 from potluck.models.unwrap import own_name
 from potluck.report.log import read_config
@@ -154,8 +155,8 @@ class OpenedModels:
 
     def _modest(self) -> Modest:
         """Lets nobody describe a model that is far larger than what was kept of it."""
-        files = round_folder(self.folder / FOLDER, self.round).iterdir()
-        return Modest(max(ROOM, 2 * max(file.stat().st_size for file in files)))
+        files = round_folder(self.folder / FOLDER, self.round).glob("*.safetensors")
+        return Modest(max(ROOM, 2 * max(map(_size, files), default=0)))
 
     def _file(self, client: ClientId, moment: str) -> Path:
         """The file with a client's state at a moment."""
@@ -173,6 +174,15 @@ class OpenedModels:
                 f"{path} leads out of the run folder and is not read; put the models into the folder"
             )
         return path
+
+
+def _size(path: Path) -> int:
+    try:
+        return size_of(path)
+    except OSError as error:
+        raise RunError(
+            f"{path} cannot be read: {error.strerror or error}; {models_remedy(path.parent)}"
+        ) from error
 
 
 def _check_fits(live: Client, state: dict[str, Tensor]) -> None:
