@@ -296,6 +296,22 @@ def test_a_small_file_that_becomes_huge_is_refused(tmp_path: Path, monkeypatch: 
         potluck.from_files(tmp_path / "bomb.parquet", target="y")
 
 
+def test_no_file_takes_more_than_a_third_of_the_memory_that_is_free(tmp_path, monkeypatch):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "table.parquet"
+    pq.write_table(pa.table({"x": [0.5] * 3_000, "y": [0, 1, 2] * 1_000}), path)
+    free = 3 * 16 * 3_000
+    monkeypatch.delenv("POTLUCK_DATA_LIMIT", raising=False)
+    monkeypatch.setattr("potluck.data.parquet.free_bytes", lambda: free - 3)
+    with pytest.raises(DataError, match=r"table\.parquet would take .* \(3,000 rows\).*POTLUCK_DATA_LIMIT"):
+        potluck.from_files(path, target="y")
+    for enough in (free, None):
+        monkeypatch.setattr("potluck.data.parquet.free_bytes", lambda enough=enough: enough)
+        assert len(potluck.from_files(path, target="y").y) == 3_000
+
+
 @pytest.mark.parametrize(
     "as_given", [float, np.float64, lambda one: np.full((3, 1, 1), one), lambda one: [one] * 3]
 )
@@ -356,7 +372,8 @@ def test_a_pipe_does_not_keep_anybody_waiting(tmp_path: Path, name: str) -> None
         read(tmp_path / name)
 
 
-def test_a_file_larger_than_memory_is_not_read(tmp_path: Path) -> None:
+def test_a_file_larger_than_memory_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("potluck.data.parquet.free_bytes", lambda: 1 << 36)
     for name in ("a.csv", "a.json"):
         (tmp_path / name).write_text("a,y\n1,0\n")
         os.truncate(tmp_path / name, 1 << 36)  # without a byte on the disk

@@ -22,9 +22,7 @@ from potluck.files import opened
 
 LONGEST_HEAD = 100_000_000  # bytes, as in safetensors
 MOST_TENSORS = 500_000  # in a file; a server may have one for each client
-MOST_ENTRIES = (
-    12 * MOST_TENSORS
-)  # commas and colons in a head: a tensor has nine, and one for each further dimension
+MOST_ENTRIES = 12 * MOST_TENSORS  # commas and colons: a tensor has nine, and one for each further dimension
 MOST_DIMENSIONS = 64  # as in torch
 _LENGTH = 8  # bytes that say how long the head is
 DTYPES = {  # in the order in which the library writes them

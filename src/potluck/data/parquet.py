@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from PIL import Image
 
+from potluck.core.modest import free_bytes
 from potluck.data.parquet_differences import shared_in
 from potluck.data.parquet_pages import Pages, check_head, pages_of
 from potluck.errors import MOST_KNOWN, DataError, first_line, some
@@ -39,11 +40,10 @@ FOLDER_VARIABLE = "POTLUCK_DATA"
 LIMIT_VARIABLE = "POTLUCK_DATA_LIMIT"  # bytes that one Parquet file may take in memory
 HUB_PATIENCE = 8.0  # seconds in which the hub must say something
 _LIMIT = 8 * 2**30
+_WHILE_READ = 3  # times that memory, for a moment: what is read, and what it becomes
 _CELL, _OBJECT = 8, 128  # bytes of a number in memory, and of an object of Python with a place in a column
-_GROUP, _CHUNK = (
-    8_192,
-    512,
-)  # bytes that Arrow takes for what is said of a group of rows, and of a column in it
+# Bytes that Arrow takes for what is said of a group of rows, and of a column in it.
+_GROUP, _CHUNK = 8_192, 512
 _SPLIT = 20  # bytes that Arrow takes besides for a text of a page that has lengths and letters apart
 _SOME_ROWS = 10_000  # whose texts are counted together
 # How values are written in a file, by number in Parquet's specification.
@@ -486,8 +486,11 @@ def check_room(path: Path, needed: int, rows: int) -> None:
 
 
 def size_limit() -> int:
-    """How many bytes one file of data may take in memory."""
-    given = os.environ.get(LIMIT_VARIABLE, "").strip() or str(_LIMIT)
+    """How many bytes one file of data may take in memory, by default no more than can be read on this machine."""
+    given = os.environ.get(LIMIT_VARIABLE, "").strip()
+    if not given:
+        free = free_bytes()
+        return _LIMIT if free is None else min(_LIMIT, free // _WHILE_READ)
     if not given.isdecimal():
         raise DataError(f"{LIMIT_VARIABLE} is {given!r}: give a number of bytes")
     return int(given)

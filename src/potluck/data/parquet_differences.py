@@ -14,9 +14,7 @@ import pyarrow as pa
 
 from potluck.data.parquet_pages import Page
 
-_SHARING = (
-    7  # the encoding of texts that share letters with those before, by number in Parquet's specification
-)
+_SHARING = 7  # the encoding of texts that share letters with those before, by number in the specification
 _RUNS, _BITS = 3, 4  # encodings of levels
 _CODECS = {1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"}
 _HADOOP = 5  # LZ4 in pieces, each with its two lengths

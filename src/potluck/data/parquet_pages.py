@@ -17,11 +17,7 @@ from typing import Any
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(1, 13)
 
 # What is looked at, by the numbers of fields in Parquet's specification.
-_SCHEMA, _GROUPS, _COLUMNS = (
-    2,
-    4,
-    1,
-)  # lists of structures: two in the head of the file, one in a group of rows
+_SCHEMA, _GROUPS, _COLUMNS = 2, 4, 1  # lists: two in the head of the file, one in a group of rows
 _CHILDREN = 5  # of a field in the schema: how many of the next ones are in it
 _ABOUT, _SECRET = 3, 8  # of a column: the second where it is encrypted
 _CODEC, _VALUES, _LENGTH, _DATA_AT, _DICTIONARY_AT = 4, 5, 7, 9, 11
@@ -65,9 +61,7 @@ class Page:
     values: int
     encoding: int
     second: bool  # kind of page
-    levels: tuple[
-        int, int
-    ]  # of repetitions and of definitions: their encodings, in the second kind their bytes
+    levels: tuple[int, int]  # of repetitions and definitions: their encodings, in the second kind their bytes
     is_packed: bool
 
 

@@ -27,10 +27,8 @@ GRACE = 10.0  # seconds a process has to end by itself
 LOOK_BACK = 1 << 16  # bytes of a log in which an error is looked for
 PULSE = "pulse.json"  # what a SuperNode notes of its calls
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-DIRECT = {
-    "no_proxy": "*",
-    "NO_PROXY": "*",
-}  # for a program that speaks with a SuperLink alone, which we reach
+# For a program that speaks with a SuperLink alone, which we reach.
+DIRECT = {"no_proxy": "*", "NO_PROXY": "*"}
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 FLOWER_ERROR = re.compile(r"^ERROR\s*:\s*(.+(?:\n.+)*)", re.MULTILINE)  # up to the next empty line
 
