@@ -306,10 +306,10 @@ def test_no_file_takes_more_than_a_third_of_the_memory_that_is_free(tmp_path, mo
     monkeypatch.delenv("POTLUCK_DATA_LIMIT", raising=False)
     monkeypatch.setattr("potluck.data.parquet.free_bytes", lambda: free - 3)
     with pytest.raises(DataError, match=r"table\.parquet would take .* \(3,000 rows\).*POTLUCK_DATA_LIMIT"):
-        potluck.from_files(path, target="y")
+        potluck.from_files(path, target="y", task="classification")
     for enough in (free, None):
         monkeypatch.setattr("potluck.data.parquet.free_bytes", lambda enough=enough: enough)
-        assert len(potluck.from_files(path, target="y").y) == 3_000
+        assert len(potluck.from_files(path, target="y", task="classification").y) == 3_000
 
 
 @pytest.mark.parametrize(
