@@ -20,7 +20,7 @@ from typing import NoReturn, ParamSpec
 import typer
 
 from potluck.core.plain_values import printable
-from potluck.errors import ConfigError, PotluckError, kind_and_message, of_a_warning
+from potluck.errors import ConfigError, PotluckError, StoppedComplete, kind_and_message, of_a_warning
 from potluck.front_door import about_exit, own_place
 from potluck.signals import held_back
 
@@ -92,7 +92,8 @@ def explained(error: BaseException) -> tuple[str, int]:
     """The sentence about an error, and the exit code."""
     if isinstance(error, KeyboardInterrupt):
         onwards = f"; continue with: {error.command}" if isinstance(error, Stopped) else ""
-        return f"stopped{onwards}", 128 + _signal(error)
+        said = str(error) if isinstance(error, StoppedComplete) else f"stopped{onwards}"
+        return said, 128 + _signal(error)
     if isinstance(error, PotluckError):
         return f"error: {error}", 2
     if isinstance(error, OSError):
