@@ -468,6 +468,22 @@ def test_only_a_worker_that_takes_calls_and_stays_silent_hangs(place, monkeypatc
         assert not answers(path, wait=0.2)
 
 
+def test_a_worker_that_takes_no_more_connections_holds_nobody(place):
+    """As one that is stopped, with all that watches it: whoever looks at it must not wait in line."""
+    path = place / "w"
+    with contextlib.ExitStack() as stack:
+        door = stack.enter_context(socket.socket(socket.AF_UNIX))
+        door.bind(str(path))
+        door.listen(0)
+        full = False
+        while not full:
+            channel = stack.enter_context(socket.socket(socket.AF_UNIX))
+            channel.setblocking(False)
+            full = channel.connect_ex(str(path)) == errno.EAGAIN
+        assert watching.why_not(path) == "Resource temporarily unavailable"
+        assert not answers(path, wait=0.1, opened=True)
+
+
 def test_a_worker_whose_socket_was_there_and_is_gone_is_started_again(place, monkeypatch):
     path, watch = place / "w", WorkerWatch(place / "w")
     monkeypatch.setattr(watching, "ASK_EVERY", 0.0)

@@ -291,7 +291,7 @@ def takes_calls(path: Path) -> bool:
 def why_not(path: Path) -> str:
     """Why no worker can be called at a socket, or nothing."""
     try:
-        frames.connect(str(path)).close()
+        frames.connect(str(path), ANSWER_WAIT).close()
     except OSError as error:
         return error.strerror or str(error)
     return ""
@@ -304,11 +304,10 @@ def answers(path: Path, wait: float = ANSWER_WAIT, opened: bool = False) -> bool
     it away, no order reaches the worker any more.
     """
     try:
-        channel = frames.connect(str(path))
+        channel = frames.connect(str(path), wait)
     except OSError:
         return not opened
     with channel:
-        channel.settimeout(wait)
         try:
             frames.send(channel, {"ask": ALIVE})
             frames.receive(channel)
