@@ -416,6 +416,24 @@ def test_the_relay_gives_every_letter_its_answer_or_a_sentence(monkeypatch):
     assert answers == [b"answer", *[b""] * (number - 1)]
 
 
+@pytest.mark.parametrize(
+    ("hard", "sentence"),
+    [
+        (-1, "its reply takes far more memory than the 8 bytes allowed"),
+        (1 << 50, "its reply takes far more memory than the 8 bytes allowed"),
+        (1 << 20, "the server has not the memory to read its reply: allow it more (ulimit -v)"),
+    ],
+)
+def test_no_site_is_blamed_for_a_limit_of_the_server(monkeypatch, hard, sentence):
+    apps = pytest.importorskip("potluck.deploy.flower.apps", exc_type=ImportError)
+    pulling = pytest.importorskip("potluck.deploy.flower.pulling", exc_type=ImportError)
+    monkeypatch.setattr(apps, "Message", lambda *args, **options: args)
+    monkeypatch.setattr(pulling.resource, "getrlimit", lambda which: (hard, hard))
+    monkeypatch.setattr(pulling.resource, "setrlimit", lambda which, limits: None)
+    sentences, _, _ = apps.exchange(Grid(no_memory), [0], [b""], 5, [8])
+    assert sentences == [sentence]
+
+
 def test_the_relay_stays_within_its_memory():
     pulling = pytest.importorskip("potluck.deploy.flower.pulling", exc_type=ImportError)
     with pulling.bounded(1 << 26), pytest.raises(MemoryError):
