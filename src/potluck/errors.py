@@ -35,6 +35,13 @@ def harmless(text: str) -> str:
     return "".join(letter if keep else "?" for letter, keep in zip(text, kept, strict=True))
 
 
+class StoppedComplete(KeyboardInterrupt):
+    """A run was stopped by hand after all of it was played and written: there is nothing to continue."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(f"stopped; the run is complete, see {folder}")
+
+
 class ConfigError(PotluckError):
     """The experiment asks for something that does not exist or does not fit together."""
 

@@ -365,6 +365,8 @@ def opened(path: Path, flags: int, follow: bool = False, mode: int = 0o666) -> I
     except OSError as error:
         if links and error.errno == errno.ELOOP:
             raise OSError(errno.ELOOP, "it is a link, which is not followed", str(path)) from error
+        if error.errno == errno.ENXIO:  # a socket, or a pipe that nobody reads
+            raise OSError(0, "it is no plain file", str(path)) from error
         raise
     try:
         found = os.fstat(handle)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -694,6 +695,27 @@ def test_the_signal_decides_the_exit_code() -> None:
     stopped.__cause__ = Ended(signal.SIGTERM)
     sentence, code = explained(stopped)
     assert (sentence, code) == ("stopped; continue with: potluck resume 'a b'", 143)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("can't start new thread"),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory: you tried"
+        ),
+        ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+        BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"),
+        OSError(errno.EMFILE, "Too many open files"),
+    ],
+)
+def test_a_limit_of_the_machine_is_no_fault_of_potluck_and_no_matter_of_a_path(error: Exception) -> None:
+    sentence, code = explained(error)
+    assert code == 2
+    assert sentence.startswith("error: ")
+    assert "ulimit -a shows what it may have" in sentence
+    assert "check the path" not in sentence
 
 
 def test_help_is_quick_because_it_loads_nothing_heavy() -> None:

@@ -18,9 +18,11 @@ from potluck.cli import app as cli
 from potluck.cli.exits import end_on_signals, explained
 from potluck.engine.runner import StoringEngine, TransactionRunner
 from potluck.experiment.schema import Experiment
+from potluck.live.status_file import read_status
 from potluck.runs.api import resume, run
 from potluck.runs.folder import RunFolder
 from potluck.runs.loop import Interrupted
+from potluck.runs.observers import Observer
 from potluck.signals import held_back
 
 SMALL = """\
@@ -295,6 +297,34 @@ def test_a_stopped_process_says_how_to_go_on(
     monkeypatch.chdir(tmp_path)
     assert potluck(*shlex.split(words.partition("potluck ")[2])) == 0
     assert logs(tmp_path / "a run") == whole
+
+
+@pytest.mark.parametrize("place", ["_show", "conclude"])
+def test_a_run_that_was_complete_is_not_to_be_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Ctrl-C falls into the printing, or into what trackers do at the end."""
+
+    def stopped(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    Path("small.yaml").write_text(SMALL)
+    if place == "_show":
+        monkeypatch.setattr("potluck.cli.run._show", stopped)
+    else:
+        monkeypatch.setattr("potluck.cli.run._with_end", lambda watcher, end: Stopping())
+    done = CliRunner().invoke(cli.app, ["run", "small.yaml", "training.rounds=1", "--out", "a"])
+    assert done.exit_code == 130
+    assert done.output.splitlines()[-1] == "stopped; the run is complete, see a"
+    assert read_status(tmp_path / "a")["state"] == "finished"
+
+
+class Stopping(Observer):
+    """Ctrl-C is pressed while an observer is told of the end."""
+
+    def end(self, folder: Path) -> None:
+        raise KeyboardInterrupt
 
 
 def test_a_killed_process_can_be_resumed(tmp_path: Path, whole: list[bytes]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import socket
 import stat
@@ -243,6 +244,27 @@ def test_the_app_that_flower_sends_to_sites_holds_nothing_that_lay_in_the_run_fo
     one.submit(tmp_path / "socket")
     assert (home / "packed").read_text().split() == ["./pyproject.toml"]
     assert not (home / "apps").exists()
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_what_sites_send_is_for_nobody_else_on_the_servers_machine(flwr, tmp_path, monkeypatch, there):
+    """The database of a SuperLink holds the messages of single sites as long as they are under way."""
+    home, modes = flwr(FLWR), []
+    database = home / superlinks.DATABASE
+    home.mkdir()
+    if there:
+        database.write_bytes(b"of an earlier start")
+        database.chmod(0o644)
+    monkeypatch.setattr(superlinks, "start_superlink", lambda *given: modes.append(given[-1].stat().st_mode))
+    monkeypatch.setattr(superlinks, "is_open", lambda address: False)
+    one = superlinks.Superlink("127.0.0.1:8000", Security(insecure=True), home, print)
+    before = os.umask(0)
+    try:
+        one.open()
+    finally:
+        os.umask(before)
+    assert [mode & 0o777 for mode in modes] == [0o600]
+    assert database.read_bytes() == (b"of an earlier start" if there else b"")
 
 
 def test_a_superlink_of_our_own_keeps_its_keys_and_stops_relays_of_earlier_starts(

@@ -93,6 +93,45 @@ def test_calls_within_the_machine_go_through_no_proxy(tmp_path, monkeypatch):
     assert here["HTTPS_PROXY"] == "http://proxy.example.org:3128"
 
 
+@pytest.mark.parametrize(
+    ("told", "kept"),
+    [
+        ("*", "*"),
+        ("example.net, *", "*"),
+        ("[::1], example.net", "::1,example.net,localhost,127.0.0.1"),
+        ("", "localhost,127.0.0.1,::1"),
+    ],
+)
+def test_hosts_without_a_proxy_are_told_in_a_form_that_flower_takes(tmp_path, monkeypatch, told, kept):
+    """A star counts alone, and an address in brackets ends every call."""
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv("NO_PROXY", told)
+    found = environment(tmp_path)
+    assert found["NO_PROXY"] == found["no_proxy"] == kept
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("NO_PROXY", "fe80::/10"), ("HTTPS_PROXY", "proxy:port"), ("ALL_PROXY", "gopher://proxy:1")],
+)
+def test_a_node_names_proxies_with_which_no_call_can_be_made(tmp_path, monkeypatch, name, value):
+    pytest.importorskip("flwr")
+    for other in [other for other in os.environ if other.lower().endswith("_proxy")]:
+        monkeypatch.delenv(other)
+    monkeypatch.setenv(name, value)
+    process = processes.start_supernode(
+        "127.0.0.1:9", Security(insecure=True), tmp_path, tmp_path / "worker", free_port()
+    )
+    try:
+        assert process.popen.wait(120) == 2
+        assert re.fullmatch(
+            r"error: the proxies of the environment cannot be used \(.+\); correct HTTPS_PROXY, .+",
+            process.tail(),
+        )
+    finally:
+        process.end()
+
+
 def test_flowers_commands_and_a_superlink_use_no_proxy(tmp_path, monkeypatch):
     """Both speak with the SuperLink alone, which `serve` reaches itself."""
     program = tmp_path / "flwr"
@@ -375,6 +414,24 @@ def test_the_relay_gives_every_letter_its_answer_or_a_sentence(monkeypatch):
     )
     assert sentences == list(cases)
     assert answers == [b"answer", *[b""] * (number - 1)]
+
+
+@pytest.mark.parametrize(
+    ("hard", "sentence"),
+    [
+        (-1, "its reply takes far more memory than the 8 bytes allowed"),
+        (1 << 50, "its reply takes far more memory than the 8 bytes allowed"),
+        (1 << 20, "the server has not the memory to read its reply: allow it more (ulimit -v)"),
+    ],
+)
+def test_no_site_is_blamed_for_a_limit_of_the_server(monkeypatch, hard, sentence):
+    apps = pytest.importorskip("potluck.deploy.flower.apps", exc_type=ImportError)
+    pulling = pytest.importorskip("potluck.deploy.flower.pulling", exc_type=ImportError)
+    monkeypatch.setattr(apps, "Message", lambda *args, **options: args)
+    monkeypatch.setattr(pulling.resource, "getrlimit", lambda which: (hard, hard))
+    monkeypatch.setattr(pulling.resource, "setrlimit", lambda which, limits: None)
+    sentences, _, _ = apps.exchange(Grid(no_memory), [0], [b""], 5, [8])
+    assert sentences == [sentence]
 
 
 def test_the_relay_stays_within_its_memory():

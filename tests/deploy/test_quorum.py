@@ -2,6 +2,7 @@
 
 import errno
 import itertools
+import re
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -256,6 +257,22 @@ def test_a_site_that_comes_back_with_another_card_is_refused_after_a_restart_too
     told = Told()
     serve(link, tmp_path / "run", experiment, told)
     assert any("client 1: it came back with another card" in one for one in told.notices)
+
+
+@pytest.mark.parametrize("method", ["fedproto", FEDMRL])
+def test_a_site_that_comes_back_with_another_model_is_refused_though_its_card_is_the_same(
+    tmp_path, capsys, method
+):
+    experiment = sites.federated(method, **training(quorum=0.5))
+    link = begun(tmp_path, experiment)
+    link.sites[1] = link.make("1")
+    link.sites[1].model = sites.builder("0")
+    told = Told()
+    serve(link, tmp_path / "run", experiment, told)
+    said = "client 1: ModelError at the site; the log of its worker says more"
+    assert any(said in one and "was not taken in" in one for one in told.notices)
+    why = r"client 1: its model is not the one that it began this run with: tensor 'model/\S+' is .+, and .+ in the"
+    assert re.search(why, capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,24 @@ def test_a_federation_is_resumed_by_its_folder_alone_also_from_another_place(tmp
     assert len(potluck.open(tmp_path / "runs" / "three").frame())
 
 
+def test_a_served_run_that_was_complete_is_not_to_be_continued(tmp_path, link, monkeypatch):
+    """Ctrl-C falls into the end of Flower's processes, which takes seconds."""
+    sites.write_experiment(tmp_path / "three.yaml", sites.federated(FEDMRL))
+    relaying = served.relaying
+
+    @contextlib.contextmanager
+    def slow_to_end(*given):
+        with relaying(*given) as courier:
+            yield courier
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(served, "relaying", slow_to_end)
+    code, said = command("serve", "three.yaml", "--out", "run")
+    assert code == 130
+    assert "stopped; the run is complete, see run" in said
+    assert "continue with" not in said
+
+
 def test_a_resumed_federation_logs_and_is_watched_as_a_served_one(tmp_path, link, monkeypatch):
     started(tmp_path, link)
     ports, exposed = [], served.exposed

@@ -20,7 +20,7 @@ from potluck.deploy.evaluations import Evaluations
 from potluck.deploy.joined_runs import JoinedRuns
 from potluck.deploy.kept_welcome import KeptWelcome
 from potluck.deploy.pruning import kept_runs, prune
-from potluck.deploy.record_files import RecordFiles
+from potluck.deploy.record_files import RecordFiles, stays
 from potluck.deploy.site import kept_secret
 from potluck.engine.frames import listening
 from potluck.engine.protocol import Answer, Examination, Failure, Stamp
@@ -424,3 +424,24 @@ def test_a_folder_in_place_of_a_record_stays_and_keeps_no_file_of_the_run(home):
     assert {one.run for one in prune(home, unfinished=True)} == {RUN, "b2"}
     assert [*record.parent.iterdir()] == [record]
     assert kept_runs(home) == prune(home) == []
+
+
+@pytest.mark.parametrize("made_anew", [False, True])
+def test_a_home_that_was_moved_is_not_begun_anew(tmp_path, capsys, made_anew):
+    """Whoever moves it would have half of a record in each of two places, and the secret in one."""
+    site = joined(tmp_path)
+    home = site.home
+    with stays(home) as site.check_place:
+        assert isinstance(ask(site, request(small(site))), Answer)
+        home.rename(tmp_path / "moved")
+        if made_anew:
+            home.mkdir()
+        refused = ask(site, request(small(site), 2, accepted=1))
+        assert isinstance(refused, Failure)
+        assert refused.lost  # it may be put back
+        assert f"the folder {home} was moved or removed while it was in use" in capsys.readouterr().err
+        assert [*home.iterdir()] == [] if made_anew else not home.exists()
+        if made_anew:
+            home.rmdir()
+        (tmp_path / "moved").rename(home)
+        assert isinstance(ask(site, request(small(site), 2, accepted=1)), Answer)

@@ -4,6 +4,7 @@ import functools
 import io
 import json
 import re
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -243,6 +244,15 @@ def test_what_is_no_status_is_refused_in_a_sentence(tmp_path, text, sentence):
     assert "internal error" not in shown
 
 
+def test_a_socket_in_place_of_the_status_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the path of a socket must be short
+    with socket.socket(socket.AF_UNIX) as theirs:
+        theirs.bind("status.json")
+        code, shown = command(".")
+    assert code == 2
+    assert "status.json cannot be read: it is no plain file; remove it" in " ".join(shown.split())
+
+
 @pytest.mark.parametrize("place", ["clients.a.replied", "clients.a", "pid"])
 @pytest.mark.parametrize("value", ["x", {}, True])
 def test_a_status_with_one_odd_value_is_shown_or_refused(tmp_path, place, value):
@@ -392,6 +402,26 @@ def test_a_site_shows_both_of_its_halves(tmp_path):
     write_status(tmp_path, status.facts())
     assert read_status(tmp_path)["state"] == "stopped"
     assert "stopped" in command(tmp_path)[1]
+
+
+def test_a_site_that_has_ended_shows_no_trouble_of_before(tmp_path):
+    """Nothing is called again by a site that was stopped, nor by one that is gone."""
+    status = site_status(tmp_path)
+    PulseFile(status.pulse).note("pull-messages", 0)
+    write_status(tmp_path, status.facts())
+    shown = command(tmp_path)[1]
+    assert "fl.example.org:8443 does not answer" in shown
+    told = json.loads((tmp_path / "site-status.json").read_text())
+    (tmp_path / "site-status.json").write_text(json.dumps(told | {"updated": told["updated"] - 60}))
+    shown = command(tmp_path)[1]
+    assert "gone" in shown
+    assert "does not answer" not in shown
+    status.ended = True
+    write_status(tmp_path, status.facts())
+    shown = command(tmp_path)[1]
+    assert "stopped" in shown
+    assert "does not answer" not in shown
+    assert read_status(tmp_path)["trouble"] == ""
 
 
 def test_a_site_says_that_the_certificate_of_its_server_has_expired(tmp_path):

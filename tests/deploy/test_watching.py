@@ -31,6 +31,7 @@ from potluck.deploy.flower.watching import NodeWatch, Watched, WorkerWatch, answ
 from potluck.deploy.flower.worker import READERS, work
 from potluck.deploy.logs import Log, line
 from potluck.deploy.node_pulse import Pulse, PulseFile, skew_of, trouble
+from potluck.deploy.record_files import stays
 from potluck.engine import frames
 from potluck.errors import ConfigError, RunError
 
@@ -467,6 +468,22 @@ def test_only_a_worker_that_takes_calls_and_stays_silent_hangs(place, monkeypatc
         assert not answers(path, wait=0.2)
 
 
+def test_a_worker_that_takes_no_more_connections_holds_nobody(place):
+    """As one that is stopped, with all that watches it: whoever looks at it must not wait in line."""
+    path = place / "w"
+    with contextlib.ExitStack() as stack:
+        door = stack.enter_context(socket.socket(socket.AF_UNIX))
+        door.bind(str(path))
+        door.listen(0)
+        full = False
+        while not full:
+            channel = stack.enter_context(socket.socket(socket.AF_UNIX))
+            channel.setblocking(False)
+            full = channel.connect_ex(str(path)) == errno.EAGAIN
+        assert watching.why_not(path) == "Resource temporarily unavailable"
+        assert not answers(path, wait=0.1, opened=True)
+
+
 def test_a_worker_whose_socket_was_there_and_is_gone_is_started_again(place, monkeypatch):
     path, watch = place / "w", WorkerWatch(place / "w")
     monkeypatch.setattr(watching, "ASK_EVERY", 0.0)
@@ -583,6 +600,30 @@ def test_a_site_tells_when_its_home_is_full_and_when_there_is_room_again(tmp_pat
     again = f"{tmp_path} can be written into again: the site goes on"
     assert [line.partition(" that is")[0] for line in notices] == [said, again, said]
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_site_tells_when_its_home_was_moved_also_where_one_is_made_anew(tmp_path):
+    home, notices, now = tmp_path / "home", [], [0.0]
+    home.mkdir()
+    with stays(home) as check_place:
+        room = watching.DiskWatch(home, lambda: now[0], check_place)
+
+        def look():
+            now[0] += watching.TRY_EVERY
+            room.look(notices.append)
+
+        look()
+        home.rename(tmp_path / "moved")
+        look()
+        home.mkdir()
+        look()
+        assert [line.partition(": the site")[0] for line in notices] == [
+            f"nothing can be written into {home} (it was moved or removed)"
+        ]
+        home.rmdir()
+        (tmp_path / "moved").rename(home)
+        look()
+    assert notices[1:] == [f"{home} can be written into again: the site goes on"]
 
 
 def test_a_worker_that_has_worked_is_started_again_whatever_it_lacks_now(tmp_path, monkeypatch):

@@ -20,12 +20,22 @@ from typing import NoReturn, ParamSpec
 import typer
 
 from potluck.core.plain_values import printable
-from potluck.errors import ConfigError, PotluckError, kind_and_message, of_a_warning
+from potluck.errors import ConfigError, PotluckError, StoppedComplete, kind_and_message, of_a_warning
 from potluck.front_door import about_exit, own_place
 from potluck.signals import held_back
 
 P = ParamSpec("P")
 LONGEST = 10_000  # characters of a sentence
+LIMITS = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # of processes, memory, open files
+AT_LIMIT = (
+    "can't start new thread",
+    "can't allocate memory",
+    "failed to map segment",
+)  # Python, torch, the loader
+LIMITED = (
+    "the machine or its container has no more for this process: end others, or allow it more memory, processes or "
+    "open files (ulimit -a shows what it may have)"
+)
 
 
 class Ended(KeyboardInterrupt):
@@ -92,21 +102,23 @@ def explained(error: BaseException) -> tuple[str, int]:
     """The sentence about an error, and the exit code."""
     if isinstance(error, KeyboardInterrupt):
         onwards = f"; continue with: {error.command}" if isinstance(error, Stopped) else ""
-        return f"stopped{onwards}", 128 + _signal(error)
+        said = str(error) if isinstance(error, StoppedComplete) else f"stopped{onwards}"
+        return said, 128 + _signal(error)
     if isinstance(error, PotluckError):
         return f"error: {error}", 2
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
-        return (
-            f"error: {where}{error.strerror or error}; check the path, its rights and the room on the disk",
-            2,
-        )
+        path = "check the path, its rights and the room on the disk"
+        advice = LIMITED if error.errno in LIMITS else path
+        return f"error: {where}{error.strerror or error}; {advice}", 2
     told = kind_and_message(error)
     place = own_place(error.__traceback__)
     if place is not None and isinstance(error, SystemExit):
         return f"error: {about_exit(place)}", 2
     if place is not None:
         return f"error: {place}: {told}; run again with --debug to see how it came there", 2
+    if isinstance(error, MemoryError) or any(words in str(error) for words in AT_LIMIT):
+        return f"error: {told}; {LIMITED}", 2
     if isinstance(error, Warning):
         return f"error: {of_a_warning(error)}", 2
     return f"internal error: {told}; run again with --debug to see where", 1

@@ -29,7 +29,7 @@ from potluck.cli.options import (
 )
 from potluck.cli.run import watched
 from potluck.cli.screen import Screen
-from potluck.errors import ConfigError
+from potluck.errors import ConfigError, StoppedComplete
 from potluck.version import install_command
 
 Certificate = Annotated[Path | None, typer.Option(metavar="FILE", help="TLS: the server's certificate.")]
@@ -103,6 +103,8 @@ def serve(
             every_notice=True,  # the log must say who was refused, and why
             log=log,
         )
+    except StoppedComplete:
+        raise
     except KeyboardInterrupt as error:
         raise Stopped(shlex.join(["potluck", *sys.argv[1:]])) from error
 

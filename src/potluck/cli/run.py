@@ -28,7 +28,7 @@ from potluck.cli.options import (
     check_run,
 )
 from potluck.cli.screen import Screen
-from potluck.errors import ConfigError, RunError
+from potluck.errors import ConfigError, RunError, StoppedComplete
 from potluck.report.again import to_go_on, typed
 
 if TYPE_CHECKING:
@@ -183,13 +183,27 @@ def watched(
     log: str = "",
 ) -> None:
     """Play a run under a progress display, or in lines of a `log` (text or json), then print its results."""
-    from potluck.cli.views.results import run_sheet_of
     from potluck.runs.loop import Interrupted
 
+    complete: list[Path] = []
+
+    def played(watcher: Observer) -> RunResult:
+        return play(_with_end(watcher, complete.append))
+
     try:
-        result = play(_lines(log)) if log else _displayed(screen, label, play, every_notice)
-    except Interrupted as error:
-        raise Stopped(to_go_on(error.folder, portable=True) + error.note) from error
+        result = played(_lines(log)) if log else _displayed(screen, label, played, every_notice)
+        _show(screen, result)
+    except KeyboardInterrupt as error:
+        if complete:  # what is left is to end Flower's processes, or to print
+            raise StoppedComplete(complete[0]) from error
+        if isinstance(error, Interrupted):
+            raise Stopped(to_go_on(error.folder, portable=True) + error.note) from error
+        raise
+
+
+def _show(screen: Screen, result: RunResult) -> None:
+    from potluck.cli.views.results import run_sheet_of
+
     try:
         if screen.json:
             screen.data(result.summary | {"folder": str(result.folder)})
@@ -203,6 +217,17 @@ def watched(
             f"the run is complete, see {result.folder}, but its results cannot be printed: "
             f"{error.strerror or error}; check where standard output goes"
         ) from error
+
+
+def _with_end(watcher: Observer, end: Callable[[Path], None]) -> Observer:
+    """A watcher, and beside it what is to be called with the folder when the run is complete."""
+    from potluck.runs.observers import Observer, Observers
+
+    class End(Observer):
+        def end(self, folder: Path) -> None:
+            end(folder)
+
+    return Observers(watcher, End())
 
 
 def _displayed(

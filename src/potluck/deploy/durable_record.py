@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from potluck.core.packed import State
+from potluck.core.state import Outline
+from potluck.core.tensor_files import shapes
 from potluck.deploy.bounds import MOST_EXCHANGES
 from potluck.deploy.exchanges import START, Exchanged, History, Place, Refused, key_of, order_of
 from potluck.deploy.record_files import RecordFiles
@@ -235,6 +237,17 @@ class DurableRecord(Record):
             )
 
     # --- files ---
+
+    def misfit(self, outline: Outline) -> str | None:
+        """Why a state that is kept is none of a model with this outline, None if all may be.
+
+        Only heads of files are read. What is damaged is found by its checksum when it is needed.
+        """
+        for name in {one.state for one in self.history.done.values()}:
+            with contextlib.suppress(OSError, ValueError):
+                if (why := outline.misfit(shapes(self.folder / name))) is not None:
+                    return why
+        return None
 
     def _stand(self, key: str, stamp: Stamp) -> None:
         """Stand at an exchange, on disk too: a worker that starts again must know what the next one follows."""

@@ -105,10 +105,10 @@ class Orders(ABC):
 
 
 def is_for_now(error: BaseException | None) -> bool:
-    """Whether an order that ended so may be done when it comes again: a disk was full."""
+    """Whether an order that ended so may be done when it comes again: a disk was full, or a folder was moved."""
     seen = 0
     while error is not None and seen < MOST_CAUSES:
-        if isinstance(error, OSError) and error.errno in FULL:
+        if isinstance(error, OSError) and error.errno in (*FULL, errno.ESTALE):
             return True
         error, seen = error.__cause__, seen + 1
     return False

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,31 @@ def refuse_link(path: Path) -> None:
     """Refuse a link in the place of a folder."""
     if path.is_symlink():
         raise RunError(f"{path} is a link, which is not followed; put the folder itself there")
+
+
+@contextlib.contextmanager
+def stays(folder: Path) -> Iterator[Callable[[], None]]:
+    """While the block runs: a check that raises where a folder was moved or removed, or another is in its place.
+
+    A handle on it is held, so that no file system gives its number to another one.
+    """
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def check() -> None:
+        try:
+            if os.path.samestat(folder.stat(), os.fstat(handle)):
+                return
+            raise OSError(errno.ESTALE, "it is another folder")
+        except OSError as error:
+            raise RunError(
+                f"the folder {folder} was moved or removed while it was in use; put it back in its place, or end "
+                "what works in it and start that again with --home where it is now"
+            ) from OSError(errno.ESTALE, error.strerror)
+
+    try:
+        yield check
+    finally:
+        os.close(handle)
 
 
 def keep_names(folder: Path) -> None:

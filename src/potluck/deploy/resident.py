@@ -36,7 +36,7 @@ from potluck.engine.performer import Performer
 from potluck.engine.protocol import Answer, Examination, Request
 from potluck.engine.runner import TransactionRunner
 from potluck.engine.yardsticks import RUNNING
-from potluck.errors import MessageError, StepFailed
+from potluck.errors import MessageError, ModelError, StepFailed
 from potluck.federation.federation import Federation
 
 MOST_GROWN = 10.0  # times its first weights may be what a client has, when it is asked for first weights
@@ -333,6 +333,11 @@ class Resident:
         self.federation, self.client = federation, client
         self.record = DurableRecord(folder, _repeats(federation))
         self.live, metrics = federation.clients.build_client(client), federation.clients.metrics
+        if (misfit := self.record.misfit(self.live.outline())) is not None:
+            raise ModelError(
+                f"client {client}: its model is not the one that it began this run with: {misfit}; bring the "
+                "earlier model back, or join a new run"
+            )
         if agreement is not None:
             agreement.admit(federation.method, self.live)
             agreement.let_measure(tuple(metrics))

@@ -48,7 +48,9 @@ from potluck.deploy.welcome import welcome
 from potluck.deploy.wire import (
     LARGEST_INTRODUCTION,
     Enrolment,
+    Order,
 )
+from potluck.engine.protocol import Outcome
 from potluck.engine.settings import EngineSettings
 from potluck.errors import (
     ConfigError,
@@ -140,6 +142,7 @@ class Site(Orders):
     simulated: bool = False
     metrics: Mapping[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
     notes: OrderNotes = dataclasses.field(default_factory=OrderNotes, init=False)
+    check_place: Callable[[], None] = dataclasses.field(default_factory=lambda: lambda: None, init=False)
     run: str = dataclasses.field(default="", init=False)
     resident: Resident | None = dataclasses.field(default=None, init=False)
 
@@ -152,6 +155,11 @@ class Site(Orders):
     def most_bytes(self) -> int:
         """The most bytes an order may have: the limit of a welcome, or of a downlink of a joined run."""
         return max([LARGEST_INTRODUCTION, *self._joined.values()])
+
+    def obey(self, order: Order) -> Outcome | Enrolment:
+        """Do an order, if the home is where it was: in another one there is no secret, and half of a record."""
+        self.check_place()
+        return super().obey(order)
 
     def at(self, run: str) -> Resident:
         """The live client of a run. A worker that was restarted joins again with the welcome it kept."""

@@ -210,7 +210,9 @@ class SiteStatus:
             about |= orders
             states.append(f"at work: {orders['order']}" if orders.get("busy") else "waiting for orders")
             about["trouble"] = "; ".join(filter(None, [self._trouble, *_complaints(orders)]))
-        return about | {"state": "stopped" if self.ended else "; ".join(states)}
+        if self.ended:  # nothing is called again
+            return about | {"state": "stopped", "trouble": ""}
+        return about | {"state": "; ".join(states)}
 
     def _node(self) -> dict[str, Any]:
         """What the pulse of the node says; a node that is started again has none for a moment."""

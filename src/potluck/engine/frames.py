@@ -137,9 +137,13 @@ def listening(path: Path, mode: int = 0o600) -> Iterator[socket.socket]:
             path.unlink(missing_ok=True)
 
 
-def connect(path: str) -> socket.socket:
-    """Connect to a Unix socket by its path; `OSError` if nobody listens there."""
+def connect(path: str, wait: float | None = None) -> socket.socket:
+    """Connect to a Unix socket by its path; `OSError` if nobody listens there.
+
+    With `wait` whatever is done with it may take so many seconds, and nobody waits in line for a place.
+    """
     channel = socket.socket(socket.AF_UNIX)
+    channel.settimeout(wait)
     try:
         channel.connect(path)
     except OSError:

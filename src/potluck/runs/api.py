@@ -13,7 +13,7 @@ from potluck.data import Split
 from potluck.engine.evaluation.checks import check_evaluation
 from potluck.engine.factory import check_engine, player
 from potluck.engine.store.budget import check_memory
-from potluck.errors import ConfigError, RoundFailed, RunError, check_path
+from potluck.errors import ConfigError, RoundFailed, RunError, StoppedComplete, check_path
 from potluck.experiment.build import check_data_here
 from potluck.experiment.export import to_values
 from potluck.experiment.overrides import Override
@@ -181,7 +181,7 @@ def _tuned(
     except BaseException as error:
         # The run has not begun, so the same command can try again.
         shutil.rmtree(folder.path, ignore_errors=True)
-        if isinstance(error, Interrupted):
+        if isinstance(error, Interrupted | StoppedComplete):
             raise KeyboardInterrupt(f"stopped while {option.name} was chosen") from error
         if isinstance(error, RoundFailed):  # drop its hint to resume: the folder is gone
             raise RoundFailed(f"{error.__cause__ or error} (while {option.name} was chosen)") from error

@@ -33,7 +33,7 @@ from potluck.engine.retries import Tries, Waits
 from potluck.engine.rounds import Rounds
 from potluck.engine.store.client_store import ClientStore
 from potluck.engine.store.state_files import StateFiles
-from potluck.errors import PotluckError, RoundFailed, RunError
+from potluck.errors import PotluckError, RoundFailed, RunError, StoppedComplete
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
 from potluck.files import WRITING
@@ -150,6 +150,7 @@ class Run:
 
     def play(self) -> RunResult:
         """Play the remaining rounds and write summary and report; Ctrl-C keeps all whole rounds."""
+        complete = False
         try:
             self._play_rounds()
             result = conclude(
@@ -162,9 +163,12 @@ class Run:
                 stopped=self.stopped,
                 remarks=self.remarks | self.engine.remarks(),
             )
+            complete = True
             self.observers.end(self.folder.path)
             return result
         except KeyboardInterrupt as error:
+            if complete:
+                raise StoppedComplete(self.folder.path) from error
             saved = self.state.round == 0 or self.checkpoints.saved_round() > 0
             raise Interrupted(self.folder.path, self._onward, saved) from error
         except (RunError, OSError) as error:

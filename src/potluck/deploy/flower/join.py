@@ -30,7 +30,7 @@ from potluck.deploy.flower.watching import (
 )
 from potluck.deploy.logs import VARIABLE, Log
 from potluck.deploy.node_keys import check_node_key
-from potluck.deploy.record_files import own_folder
+from potluck.deploy.record_files import own_folder, stays
 from potluck.deploy.site_status import SiteStatus, read_orders
 from potluck.engine import frames
 from potluck.errors import ConfigError
@@ -105,14 +105,14 @@ def join(joining: Joining) -> None:
     home = own_folder(joining.home)
     check_home(home)
     status = SiteStatus(joining.client, joining.server, home, home / "flower" / PULSE, joining.only)
-    with alone(home):
+    with alone(home), stays(home) as check_place:
         status.pulse.unlink(missing_ok=True)  # that of an earlier node
         with (
             exposed(joining.prometheus, Follower(home, facts=lambda: status.facts() | about_here(home)).look),
             kept(home, status.facts),
         ):
             try:
-                _take_part(joining, _notice(joining, status))
+                _take_part(joining, _notice(joining, status), check_place)
             finally:
                 status.ended = True
 
@@ -177,7 +177,7 @@ def alone(home: Path) -> Iterator[None]:
         yield
 
 
-def _take_part(joining: Joining, notice: Notice) -> None:
+def _take_part(joining: Joining, notice: Notice, check_place: Callable[[], None] = lambda: None) -> None:
     if joining.only != "worker":
         _look_at_server(joining, notice)
     if joining.simulated:
@@ -189,6 +189,7 @@ def _take_part(joining: Joining, notice: Notice) -> None:
         starts = itertools.count()
 
         def worker() -> Process:
+            check_place()  # one that starts in another folder would make a secret of its own there
             if joining.socket is None:
                 make_meeting_place(path.parent)
             log, note = joining.home / "worker.log", joining.home / "worker.pid"
@@ -197,6 +198,7 @@ def _take_part(joining: Joining, notice: Notice) -> None:
             return Process(words, log, unbuffered, piped=True, name="the worker", note=note)
 
         def supernode() -> Process:
+            check_place()
             return start_supernode(joining.server, joining.security, flower, path, free_port())
 
         watched: list[Watched] = []
@@ -212,7 +214,10 @@ def _take_part(joining: Joining, notice: Notice) -> None:
             watched.append(_watch(supernode, stack))
             watched[-1].reason, watched[-1].stalled = node.reason, node.stalled
             watched[-1].hushed = node.hushed
-        connection, room = Connection(flower / PULSE, joining.server), DiskWatch(joining.home)
+        connection, room = (
+            Connection(flower / PULSE, joining.server),
+            DiskWatch(joining.home, check_place=check_place),
+        )
         half = OtherHalf(path)
         where = f"takes part at {joining.server}" if joining.only != "worker" else f"waits at {path}"
         notice(f"client {joining.client} {where}; Ctrl-C ends it")

@@ -25,6 +25,7 @@ import httpx
 from potluck.deploy.node_pulse import PulseFile, distrust_of
 
 FLEET = "/v1/fleet/"
+BAD_INPUT = 2  # exit code where starting it again would not help
 ENDED = 3  # exit code of a node whose loop has ended
 HELPER = "flower-superexec"  # Flower's process that starts an app for every message
 GRACE = 15.0  # seconds from the end of the helper: a node that is being ended ends within them
@@ -95,12 +96,26 @@ def _exit(code: int) -> None:
     os._exit(code)  # a thread that serves Flower's apps would keep the process alive
 
 
+def _check_proxies() -> None:
+    """End where the environment names proxies in a form that no call can be made with."""
+    try:
+        httpx.Client().close()
+    except (httpx.InvalidURL, ValueError, ImportError) as error:
+        print(
+            f"error: the proxies of the environment cannot be used ({error}); correct HTTPS_PROXY, HTTP_PROXY, "
+            "ALL_PROXY or NO_PROXY",
+            flush=True,
+        )
+        _exit(BAD_INPUT)
+
+
 def main() -> None:
     """Run the SuperNode until its loop ends."""
     from flwr.supernode import start_client_internal as loop
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
     pulse = PulseFile(Path(sys.argv.pop(1)))
+    _check_proxies()
     httpx.Client.send = noting(httpx.Client.send, pulse)  # type: ignore[method-assign]
     loop._push_messages = answering(loop._push_messages, pulse)
     subprocess.Popen = Watching  # type: ignore[misc,assignment]

@@ -53,11 +53,18 @@ class Reply:
 
     def turn(self) -> Read | None:
         """Take what is there. Whatever is wrong with the reply is a sentence; only the end of the run is raised."""
+        cut = False
         try:
-            with bounded(ROOM + COPIES * self.most):
+            with bounded(ROOM + COPIES * self.most) as cut:
                 found = self._take()
         except MemoryError:
-            found = f"its reply takes far more memory than the {self.most:,} bytes allowed", b""
+            # where this process may have less than that, nobody knows whose fault it is
+            why = (
+                "the server has not the memory to read its reply: allow it more (ulimit -v)"
+                if cut
+                else f"its reply takes far more memory than the {self.most:,} bytes allowed"
+            )
+            found = why, b""
         except RunNotRunningException:
             raise
         except Exception as error:
@@ -163,17 +170,20 @@ def outcomes(
 
 
 @contextlib.contextmanager
-def bounded(room: int) -> Iterator[None]:
-    """Limit this process to `room` bytes of memory beyond what it has now, where the system supports it."""
+def bounded(room: int) -> Iterator[bool]:
+    """Limit this process to `room` bytes of memory beyond what it has now, where the system supports it.
+
+    Gives whether a limit of the user's own leaves it less.
+    """
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
     except OSError:
-        yield
+        yield False
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     wanted = pages * resource.getpagesize() + room
     resource.setrlimit(resource.RLIMIT_AS, (wanted if hard < 0 else min(wanted, hard), hard))
     try:
-        yield
+        yield 0 <= hard < wanted
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from potluck.deploy.flower.commands import NAME, flwr
 from potluck.deploy.flower.connections import Security, from_here, is_open
 from potluck.deploy.flower.processes import Process, start_superlink
 from potluck.errors import ConfigError, RunError
-from potluck.files import read_json, write_json
+from potluck.files import WRITING, opened, read_json, write_json
 from potluck.version import __version__
 
 DATABASE = "superlink.db"  # of a SuperLink of our own: it knows its nodes again when it is started again
@@ -131,9 +132,11 @@ class Superlink:
             self.own.end()
 
     def _start(self) -> None:
-        if not (self.home / DATABASE).exists():
+        database = self.home / DATABASE
+        if not database.exists():
             (self.home / KEPT).unlink(missing_ok=True)  # it tells of another SuperLink
-        self.own = start_superlink(self.address, self.security, self.home, self.home / DATABASE)
+        _make_private(database)
+        self.own = start_superlink(self.address, self.security, self.home, database)
 
     def _name(self) -> None:
         """Write the configuration that tells Flower's commands where the SuperLink is."""
@@ -194,3 +197,15 @@ class Superlink:
 
     def _keep(self, **changes: Any) -> None:
         write_json(self.home / KEPT, self._kept() | changes)
+
+
+def _make_private(database: Path) -> None:
+    """Make a database that its owner alone can read, whatever the umask: what every site sends passes through it.
+
+    Its journals get the rights that it has.
+    """
+    try:
+        with opened(database, os.O_WRONLY | os.O_CREAT, mode=0o600) as handle:
+            os.fchmod(handle, 0o600)
+    except OSError as error:
+        raise RunError(f"cannot write {database}: {error.strerror or error}; {WRITING}") from error

@@ -14,7 +14,7 @@ from potluck.core.plain_values import printable
 from potluck.deploy.flower.processes import PULSE, Process
 from potluck.deploy.node_pulse import ANSWERED, REFUSED, STALL, UNAUTHORISED, Pulse, gone, trouble, untrusted
 from potluck.engine import frames
-from potluck.errors import ConfigError, PotluckError
+from potluck.errors import ConfigError, PotluckError, RunError
 
 BAD_INPUT = 2  # exit code of a worker whose input is bad: starting it again would not help
 SIGNALLED = 128  # plus the number of a signal: the exit code of a process that it has ended
@@ -190,8 +190,14 @@ class DiskWatch:
     Nobody else can: the worker's log, its announcements and the site's status are in that home.
     """
 
-    def __init__(self, home: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self.home, self.clock = home, clock
+    def __init__(
+        self,
+        home: Path,
+        clock: Callable[[], float] = time.monotonic,
+        check_place: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`check_place` raises where the home is no longer the folder it was."""
+        self.home, self.clock, self.check_place = home, clock, check_place
         self._next, self._told = -math.inf, False
 
     def look(self, notice: Callable[[str], None]) -> None:
@@ -203,7 +209,7 @@ class DiskWatch:
         if why and not self._told:
             notice(
                 f"nothing can be written into {self.home} ({why}): the site refuses orders until that is possible; "
-                "make room"
+                "make room, or put the folder back"
             )
         elif self._told and not why:
             notice(f"{self.home} can be written into again: the site goes on")
@@ -211,6 +217,10 @@ class DiskWatch:
 
     def _why_not(self) -> str:
         """Why nothing can be written, or nothing."""
+        try:
+            self.check_place()
+        except RunError:
+            return "it was moved or removed"
         trial = self.home / TRIAL
         try:
             trial.unlink(missing_ok=True)
@@ -281,7 +291,7 @@ def takes_calls(path: Path) -> bool:
 def why_not(path: Path) -> str:
     """Why no worker can be called at a socket, or nothing."""
     try:
-        frames.connect(str(path)).close()
+        frames.connect(str(path), ANSWER_WAIT).close()
     except OSError as error:
         return error.strerror or str(error)
     return ""
@@ -294,11 +304,10 @@ def answers(path: Path, wait: float = ANSWER_WAIT, opened: bool = False) -> bool
     it away, no order reaches the worker any more.
     """
     try:
-        channel = frames.connect(str(path))
+        channel = frames.connect(str(path), wait)
     except OSError:
         return not opened
     with channel:
-        channel.settimeout(wait)
         try:
             frames.send(channel, {"ask": ALIVE})
             frames.receive(channel)

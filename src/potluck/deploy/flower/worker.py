@@ -22,7 +22,7 @@ from pathlib import Path
 
 from potluck.deploy.first_try import try_first
 from potluck.deploy.flower.watching import ALIVE
-from potluck.deploy.record_files import own_folder
+from potluck.deploy.record_files import own_folder, stays
 from potluck.deploy.resident import load_agreement
 from potluck.deploy.site import Site, checked_device, metric_functions, model_entry
 from potluck.deploy.site_status import OrderNotes
@@ -152,7 +152,7 @@ def main(words: Sequence[str] | None = None) -> int:
             metric_functions(given.metric),
         )
         threading.Thread(target=_end_with_the_parent, daemon=True).start()
-        with RunFolder(own_folder(site.home)).locked():
+        with RunFolder(own_folder(site.home)).locked(), stays(site.home) as site.check_place:
             clear_unfinished(site.home / "runs")
             site.notes = OrderNotes(site.home)
             if given.try_first:

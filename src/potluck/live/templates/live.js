@@ -265,7 +265,7 @@ function refused(run) {
 function site(run) {
   const facts = [
     ["server", run.server], ["taken in", run.taken_in && ticking(() => ago(run.taken_in))],
-    ["last call answered", run.half !== "worker" && ticking(() => ago(run.pulled))], ["trouble", run.trouble],
+    ["last call answered", run.half !== "worker" && ticking(() => ago(run.pulled))], ["trouble", run.alive && run.trouble],
     ["run", run.run], ["round", run.round], ["last order", run.order],
     ["orders", run.orders && Object.entries(run.orders).map(pair => `${pair[1]} ${pair[0]}`).join(", ")],
     ["last refusal", run.refused], ["sent", run.sent != null && size(run.sent)],

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from potluck.core.plain_values import printable
-from potluck.errors import RoundFailed, first_line
+from potluck.errors import RoundFailed, StoppedComplete, first_line
 from potluck.live.board import Board
 from potluck.live.status_file import kept
 from potluck.runs.folder import RunFolder
@@ -52,6 +52,9 @@ def lasting(board: Board) -> Iterator[None]:
     """Note how a run ends: by itself, or before its end and why."""
     try:
         yield
+    except StoppedComplete:
+        board.state = "finished"
+        raise
     except BaseException as error:
         by_hand = isinstance(error, KeyboardInterrupt)
         board.state, board.why = "stopped", "by hand" if by_hand else printable(first_line(error))
