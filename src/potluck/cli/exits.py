@@ -27,11 +27,8 @@ from potluck.signals import held_back
 P = ParamSpec("P")
 LONGEST = 10_000  # characters of a sentence
 LIMITS = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # of processes, memory, open files
-AT_LIMIT = (
-    "can't start new thread",
-    "can't allocate memory",
-    "failed to map segment",
-)  # Python, torch, the loader
+# What Python, torch and the loader of libraries say then.
+AT_LIMIT = ("can't start new thread", "can't allocate memory", "failed to map segment")
 LIMITED = (
     "the machine or its container has no more for this process: end others, or allow it more memory, processes or "
     "open files (ulimit -a shows what it may have)"

@@ -229,9 +229,8 @@ def _versions(now: Snapshot) -> str:
 def _site(now: Snapshot, moment: float) -> Sheet:
     half = now.site["half"]
     rows = [("state", state_in_words(now, moment)), ("started", ago(now.started, moment))]
-    rows += (
-        [("trouble", now.site["trouble"] or "none")] if now.alive else []
-    )  # what was when it ended is past
+    if now.alive:  # the trouble of one that has ended is past
+        rows.append(("trouble", now.site["trouble"] or "none"))
     if half != "worker":
         rows += _node_rows(now, moment)
     if half != "node":

@@ -88,9 +88,7 @@ def environment(home: Path, address: str = "") -> dict[str, str]:
 def _past_proxies(address: str) -> dict[str, str]:
     """The variables that name the hosts to call directly: what they say, and this machine."""
     told = next((found for name in DIRECT if (found := os.environ.get(name))), "")
-    named = [
-        name.strip().strip("[]") for name in told.split(",")
-    ]  # brackets are refused by what Flower calls with
+    named = [name.strip().strip("[]") for name in told.split(",")]  # Flower's client refuses brackets
     if "*" in named:
         return DIRECT
     hosts = [*named, *LOOPBACK, split_address(address)[0] if address and is_loopback(address) else ""]
