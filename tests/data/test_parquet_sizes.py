@@ -156,8 +156,13 @@ def test_bytes_of_a_fixed_length_are_counted_in_every_row(
         pa.array([[]] * ROWS, pa.list_(pa.int8())),
         pa.array([Decimal("1.5")] * ROWS, pa.decimal128(38, 1)),
         pa.array([[("a", 1)]] * ROWS, pa.map_(pa.string(), pa.int8())),
+        pa.array(range(ROWS), pa.time64("us")),
+        pa.array(range(ROWS), pa.time64("us")).dictionary_encode(),
+        pa.array(range(ROWS), pa.date32()),
+        pa.array([b"a"] * ROWS),
+        pa.array([b"a"] * ROWS, pa.binary(1)),
     ],
-    ids=["struct", "list", "decimal", "map"],
+    ids=["struct", "list", "decimal", "map", "time", "dictionary", "date", "bytes", "letters"],
 )
 def test_what_becomes_objects_of_python_is_counted_as_such(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: pa.Array

@@ -42,6 +42,17 @@ HUB_PATIENCE = 8.0  # seconds in which the hub must say something
 _LIMIT = 8 * 2**30
 _WHILE_READ = 3  # times that memory, for a moment: what is read, and what it becomes
 _CELL, _OBJECT = 8, 128  # bytes of a number in memory, and of an object of Python with a place in a column
+# What becomes an object of Python in each row of a frame.
+_OBJECTS = (
+    pa.types.is_nested,
+    pa.types.is_decimal,
+    pa.types.is_date,
+    pa.types.is_time,
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_fixed_size_binary,
+    pa.types.is_binary_view,
+)
 # Bytes that Arrow takes for what is said of a group of rows, and of a column in it.
 _GROUP, _CHUNK = 8_192, 512
 _SPLIT = 20  # bytes that Arrow takes besides for a text of a page that has lengths and letters apart
@@ -429,7 +440,9 @@ def _in_memory(kind: pa.DataType) -> int:
     What numpy has no type for becomes an object of Python for each row.
     """
     kind = _stored(kind)
-    return _OBJECT if pa.types.is_nested(kind) or pa.types.is_decimal(kind) else _CELL
+    if pa.types.is_dictionary(kind):
+        return _in_memory(kind.value_type)
+    return _OBJECT if any(is_one(kind) for is_one in _OBJECTS) else _CELL
 
 
 def _stored(kind: pa.DataType) -> pa.DataType:
