@@ -6,6 +6,7 @@ import base64
 import subprocess
 import sys
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -155,8 +156,13 @@ def test_bytes_of_a_fixed_length_are_counted_in_every_row(
         pa.array([[]] * ROWS, pa.list_(pa.int8())),
         pa.array([Decimal("1.5")] * ROWS, pa.decimal128(38, 1)),
         pa.array([[("a", 1)]] * ROWS, pa.map_(pa.string(), pa.int8())),
+        pa.array(range(ROWS), pa.time64("us")),
+        pa.array(range(ROWS), pa.time64("us")).dictionary_encode(),
+        pa.array(range(ROWS), pa.date32()),
+        pa.array([b"a"] * ROWS),
+        pa.array([b"a"] * ROWS, pa.binary(1)),
     ],
-    ids=["struct", "list", "decimal", "map"],
+    ids=["struct", "list", "decimal", "map", "time", "dictionary", "date", "bytes", "letters"],
 )
 def test_what_becomes_objects_of_python_is_counted_as_such(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: pa.Array
@@ -397,3 +403,68 @@ def test_groups_without_rows_count(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("POTLUCK_DATA_LIMIT", "2000000")
     with pytest.raises(TooLargeError):
         check_size(path)
+
+
+def parts_looked_at(file: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """In how many parts the texts and objects of a file are counted."""
+    parts = list[object]()
+
+    def counted(usual: Any, one: object) -> int:
+        parts.append(one)
+        return int(usual(one))
+
+    for name in ("_bytes_of", "_objects_in"):
+        monkeypatch.setattr(parquet, name, partial(counted, getattr(parquet, name)))
+    check_size(file)
+    return len(parts)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_what_is_stored_once_is_not_copied_for_few_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nested: bool
+) -> None:
+    """Arrow copies a whole dictionary for each part: a long one in parts of a long column would take hours."""
+    numbers = pa.array(np.zeros(200_000, np.int32))
+    texts = pa.DictionaryArray.from_arrays(numbers, pa.array(["a", "b" * 2_000_000]))
+    column = pa.StructArray.from_arrays([texts], names=["inner"]) if nested else texts
+    file = write(tmp_path / "a.parquet", column)
+    assert parts_looked_at(file, monkeypatch) <= 4
+
+
+def long_and_short(file: Path, long: int, short: int, numbered: bool) -> Path:
+    """A column that Arrow copies: one long text, and many short ones."""
+    json = pytest.importorskip("pyarrow", minversion="19").json_()
+    texts = pa.ExtensionArray.from_storage(json, pa.array([f'"{"b" * long}"', *["1"] * short]))
+    options: dict[str, Any] = (
+        {"dictionary_pagesize_limit": 1 << 30} if numbered else {"use_dictionary": False}
+    )
+    pq.write_table(pa.table({"z": texts}), file, compression="zstd", write_statistics=False, **options)
+    return file
+
+
+def test_texts_that_would_be_counted_in_too_many_parts_are_thought_to_be_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = long_and_short(tmp_path / "a.parquet", 2_000_000, 2_000, numbered=True)
+    monkeypatch.setenv("POTLUCK_DATA_LIMIT", "10000000")
+    check_size(file)
+    monkeypatch.setattr(parquet, "_MOST_PARTS", 1_000)
+    with pytest.raises(TooLargeError, match=r"a\.parquet would take 3\.7 GiB or more"):
+        check_size(file)
+
+
+def test_texts_that_are_there_once_are_counted_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = long_and_short(tmp_path / "a.parquet", 2_000_000, 2_000, numbered=True)
+    assert [one.once for one in pages_of(file, 1)] == [2_000_011]
+    file = long_and_short(file, 2_000_000, 2_000, numbered=False)
+    assert [one.once for one in pages_of(file, 1)] == [0]
+
+
+def test_equal_objects_are_not_looked_for(tmp_path: Path) -> None:
+    """Arrow looks for them in a table of hashes, and millions of values with hashes alike would take hours."""
+    pytest.importorskip("pandas", minversion="3")
+    table = read_table(write(tmp_path / "a.parquet", pa.array([b"letters"] * ROWS)))
+    assert table["z"][0] == table["z"][1]
+    assert table["z"][0] is not table["z"][1]

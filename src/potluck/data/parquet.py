@@ -42,10 +42,22 @@ HUB_PATIENCE = 8.0  # seconds in which the hub must say something
 _LIMIT = 8 * 2**30
 _WHILE_READ = 3  # times that memory, for a moment: what is read, and what it becomes
 _CELL, _OBJECT = 8, 128  # bytes of a number in memory, and of an object of Python with a place in a column
+# What becomes an object of Python in each row of a frame.
+_OBJECTS = (
+    pa.types.is_nested,
+    pa.types.is_decimal,
+    pa.types.is_date,
+    pa.types.is_time,
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_fixed_size_binary,
+    pa.types.is_binary_view,
+)
 # Bytes that Arrow takes for what is said of a group of rows, and of a column in it.
 _GROUP, _CHUNK = 8_192, 512
 _SPLIT = 20  # bytes that Arrow takes besides for a text of a page that has lengths and letters apart
-_SOME_ROWS = 10_000  # whose texts are counted together
+_SOME_ROWS = 10_000  # whose texts are counted together, at least
+_MOST_PARTS = 5_000_000  # of columns in which texts are counted; a part takes some microseconds
 # How values are written in a file, by number in Parquet's specification.
 _ONCE = frozenset((0, 6, 7))  # as often as they stand there: plainly, by length, or by what they share
 _APART = frozenset((6, 7))  # with all lengths before all letters
@@ -387,7 +399,7 @@ def _check_size(path: Path, columns: Sequence[str] | None) -> None:
     if needed <= limit:
         _check_lists(file, columns)
     if needed <= limit and columns is None:
-        needed += _of_objects(file, limit)
+        needed += _of_objects(file, limit, _rows_for(_of_pages(pages), 1))
     check_room(path, needed, metadata.num_rows)
 
 
@@ -428,7 +440,9 @@ def _in_memory(kind: pa.DataType) -> int:
     What numpy has no type for becomes an object of Python for each row.
     """
     kind = _stored(kind)
-    return _OBJECT if pa.types.is_nested(kind) or pa.types.is_decimal(kind) else _CELL
+    if pa.types.is_dictionary(kind):
+        return _in_memory(kind.value_type)
+    return _OBJECT if any(is_one(kind) for is_one in _OBJECTS) else _CELL
 
 
 def _stored(kind: pa.DataType) -> pa.DataType:
@@ -504,6 +518,7 @@ def _unpacked(path: Path, columns: Sequence[str] | None, pages: Sequence[Pages],
     """
     file = _open(path)
     texts = _texts(file, columns)
+    parts = 0
     odd = {field.name for field in file.schema_arrow if "extension<" in str(field.type)}
     total = 0
     by_number = pq.ParquetFile(path, memory_map=True, read_dictionary=[one.path for one in texts.values()])
@@ -518,7 +533,8 @@ def _unpacked(path: Path, columns: Sequence[str] | None, pages: Sequence[Pages],
                 (lists if text.max_repetition_level else numbered).append(text.path)
             else:
                 copied.append((text, found))
-        rows = by_number.iter_batches(_SOME_ROWS, row_groups=[group], columns=numbered)
+        size = sum(pages[group * len(file.schema) + place].size for place in texts)
+        rows = by_number.iter_batches(_rows_for(size, len(texts)), row_groups=[group], columns=numbered)
         for batch in rows if numbered else ():
             total += sum(map(_bytes_of, batch.columns))
             if total > limit:
@@ -527,32 +543,48 @@ def _unpacked(path: Path, columns: Sequence[str] | None, pages: Sequence[Pages],
             total += sum(map(_bytes_of, by_number.read_row_group(group, columns=[name]).column(0).chunks))
             if total > limit:
                 return total
-        total += _in_few_rows(file, group, copied, limit - total)
+        bytes_, parts = _in_few_rows(file, group, copied, limit - total, parts)
+        total += bytes_
     return total
 
 
-def _in_few_rows(file: pq.ParquetFile, group: int, texts: Sequence[tuple[Any, Pages]], most: int) -> int:
-    """The bytes of the texts of columns that Arrow copies, counted a few rows at a time.
+def _rows_for(size: int, columns: int) -> int:
+    """How many rows to read at once of so many columns: Arrow copies what is stored once for each part anew.
 
-    None is longer than all pages of its column; how many there are in a row of lists, Arrow does not tell.
+    A part has then about as many bytes of rows as of that.
+    """
+    return max(_SOME_ROWS, size // (_CELL * max(1, columns)))
+
+
+def _in_few_rows(
+    file: pq.ParquetFile, group: int, texts: Sequence[tuple[Any, Pages]], most: int, parts: int
+) -> tuple[int, int]:
+    """The bytes of the texts of columns that Arrow copies, counted a few rows at a time; and the parts so far.
+
+    None that stands in many rows is longer than what its column stores once. Where that leaves too few rows for a
+    part, each is thought to be so long. How many texts there are in a row of lists, Arrow does not tell.
     """
     total = sum(pages.values * pages.size for text, pages in texts if text.max_repetition_level)
-    single = [(text.path, pages.size) for text, pages in texts if not text.max_repetition_level]
+    single = [(text.path, pages.once) for text, pages in texts if not text.max_repetition_level]
     if not single or total > most:
-        return total
-    rows = min(max(1, size_limit() // (4 * max(1, sum(size for _, size in single)))), _SOME_ROWS)
+        return total, parts
+    once, there = sum(size for _, size in single), file.metadata.row_group(group).num_rows
+    rows = min(max(1, size_limit() // (4 * max(1, once))), _SOME_ROWS)
+    parts += len(single) * -(-there // rows)
+    if rows < _SOME_ROWS and parts > _MOST_PARTS:
+        return max(total + there * once, most + 1), parts
     for batch in file.iter_batches(rows, row_groups=[group], columns=[path for path, _ in single]):
         total += sum(map(_bytes_of, batch.columns))
         if total > most:
             break
-    return total
+    return total, parts
 
 
-def _of_objects(file: pq.ParquetFile, most: int) -> int:
+def _of_objects(file: pq.ParquetFile, most: int, rows: int) -> int:
     """The bytes of objects of Python that stand in others in a frame; counting ends beyond so many."""
     nested = [field.name for field in file.schema_arrow if _has_objects(field.type)]
     total = 0
-    for batch in file.iter_batches(_SOME_ROWS, columns=nested) if nested else ():
+    for batch in file.iter_batches(rows, columns=nested) if nested else ():
         total += sum(map(_objects_in, batch.columns))
         if total > most:
             break

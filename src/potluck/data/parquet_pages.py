@@ -73,6 +73,7 @@ class Pages:
     size: int  # bytes once they are unpacked
     encodings: frozenset[int]  # how the values are written, by number in Parquet's specification
     differences: tuple[Page, ...] = ()
+    once: int = 0  # bytes of them that hold values once, which may stand in many rows
 
 
 def check_head(path: Path) -> int:
@@ -139,7 +140,7 @@ def _pages(content: mmap.mmap, column: Mapping[int, Any], most: int) -> tuple[Pa
     place = start = dictionary if 0 < dictionary < start else start
     end = min(start + about.get(_LENGTH, -1) + _PADDING, len(content))
     codec = about.get(_CODEC, -1)
-    values, size, encodings, differences = 0, 0, frozenset[int](), list[Page]()
+    values, size, once, encodings, differences = 0, 0, 0, frozenset[int](), list[Page]()
     while values < about.get(_VALUES, -1) and 0 <= place < end:
         heads = _Heads(content, place, min(place + _LONGEST, len(content)))
         page = heads.structure(_PAGE)
@@ -161,8 +162,9 @@ def _pages(content: mmap.mmap, column: Mapping[int, Any], most: int) -> tuple[Pa
                 differences.append(_differences(page, heads.place, codec))
         elif kind == _DICTIONARY and counted > unpacked:
             raise ValueError("a dictionary in it has more values than bytes")
+        once += unpacked * (kind == _DICTIONARY)
         size += unpacked
-    return Pages(values, size, encodings, tuple(differences)), place - start
+    return Pages(values, size, encodings, tuple(differences), once), place - start
 
 
 def _differences(page: Mapping[int, Any], place: int, codec: int) -> Page:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import glob
+import inspect
 import io
 import itertools
 import warnings
@@ -180,11 +181,17 @@ def _read_parquet(path: Path) -> pd.DataFrame:
     names = pq.read_schema(path).names
     _check_columns(path, len(names))
     _check_different(path, names)
-    table = pd.read_parquet(path)
+    table = pd.read_parquet(path, **_each_alone(pd.read_parquet))
     for _, column in table.items():
         if isinstance(column.dtype, pd.StringDtype | pd.CategoricalDtype):
             pa.array(column).validate(full=True)
     return table
+
+
+def _each_alone(read: Any) -> dict[str, Any]:
+    """How to say that no equal objects are looked for, if pandas can be told: some values would take hours."""
+    known = "to_pandas_kwargs" in inspect.signature(read).parameters
+    return {"to_pandas_kwargs": {"deduplicate_objects": False}} if known else {}
 
 
 def _check_columns(path: Path, columns: int) -> None:
