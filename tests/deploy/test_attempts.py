@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 from unittest.mock import Mock
 
 import lone_site
@@ -10,6 +11,7 @@ import sites
 import torch
 from lone_site import ask, head, joined, make_site, offer, request, same, small
 
+from potluck.core.client import Client
 from potluck.core.message import Message
 from potluck.deploy import resident
 from potluck.deploy.agreement import ATTEMPTS, Agreement
@@ -183,6 +185,29 @@ def test_noise_is_not_used_again_when_a_server_goes_back_over_a_round(tmp_path):
     other = ask(site, request(head(site, 2.0), incarnation=2))
     assert not torch.equal(*labels(first, other))
     assert site.resident.record.history.tried[1] == 2
+
+
+@pytest.mark.parametrize("answered", [0, 1])
+def test_a_home_restored_from_an_older_copy_draws_no_noise_twice(tmp_path, monkeypatch, answered):
+    """Of a round that no server has accepted yet: the copy does not know what has left since."""
+    drawn, private = [], Client._private
+    monkeypatch.setattr(Client, "_private", lambda *given: drawn.append(private(*given)) or drawn[-1])
+    site, home, copy = joined(tmp_path, "fedre", simulated=False), tmp_path / "0", tmp_path / "copy"
+    for round_ in range(1, answered + 1):
+        ask(site, request(head(site), round_=round_, accepted=round_ - 1))
+    shutil.copytree(home, copy)
+    open_ = {"round_": answered + 1, "accepted": answered}
+    drawn.clear()
+    ask(site, request(head(site, 3.0), **open_))
+    there = [one.integer for one in drawn]
+    shutil.rmtree(home)
+    copy.rename(home)
+    site = joined(tmp_path, "fedre", simulated=False)
+    drawn.clear()
+    other = ask(site, request(head(site, 2.0), attempt=2, **open_))
+    assert isinstance(other, Answer)
+    assert there
+    assert not {one.integer for one in drawn} & {*there}
 
 
 # --- several exchanges ----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from potluck.deploy.rehearsal import propose
 from potluck.deploy.site import REHEARSAL
 from potluck.deploy.welcome import welcome
 from potluck.engine.evaluation.lapses import Lapses
-from potluck.engine.protocol import Examination, Request
+from potluck.engine.protocol import Examination, Failure, Request
 from potluck.engine.retries import GROWING
 from potluck.errors import RoundFailed
 from potluck.report.log import read_metrics
@@ -180,6 +180,24 @@ def test_a_server_that_starts_again_still_doubts_who_has_lapsed(tmp_path):
     serve(link, tmp_path / "run", settings, time=time)
     assert link.cost[1] >= DEADLINE
     assert link.cost[3] < 0.5 * DEADLINE
+
+
+def test_who_says_at_once_that_its_disk_is_full_is_not_blamed_for_the_time_that_another_one_took(tmp_path):
+    time, full = Time(), [1, 3]  # rounds in whose evaluation client 2 has no room at first
+    link = Slow(tmp_path, time, lambda order, link: order.stamp.round == 1)
+
+    def tamper(order, data):
+        if is_evaluation(order, "2", order.stamp.round) and order.stamp.round in full:
+            full.remove(order.stamp.round)
+            return wire.pack_reply(Failure("2", "RunError at the site", lost=True))
+        return data
+
+    link.tamper = lambda order, data: data if isinstance(order, wire.Hello) else tamper(order, data)
+    engine = {"device": "cpu", "workers": 1, "deadline": DEADLINE}
+    result = serve(link, tmp_path / "run", sites.federated("local", rounds=4, engine=engine), time=time)
+    assert not full
+    assert {*result.summary["accuracy"]["missing"]["rounds"]} == {"1"}
+    assert result.summary["accuracy"]["missing"]["rounds"]["1"] == ["1"]
 
 
 def started_again(lapses):

@@ -54,6 +54,7 @@ class Client(Holder):
         self.attempt = (
             1  # how often this round was started here: private noise must never be used for two contents
         )
+        self.question = ""  # what a real server asks, as a digest; for the same reason
 
     @property
     def samples(self) -> int:
@@ -117,4 +118,5 @@ class Client(Holder):
     def _private(self, purpose: str) -> Rng:
         node = self.secret.child("round", self.round, self.step, purpose)
         node = node.child(self.count(f"{self.step}:private:{purpose}"))
+        node = node.child("question", self.question) if self.question else node
         return node if self.attempt == 1 else node.child("attempt", self.attempt)

@@ -136,6 +136,14 @@ class DurableRecord(Record):
 
     # --- what is counted ---
 
+    @property
+    def question(self) -> str:
+        """The key of the exchange under way; private noise is drawn from it, too.
+
+        A home that was restored from an older copy does not know which attempts have left since.
+        """
+        return self._next[0]
+
     def attempt(self, round_: int) -> int:
         """The number of the attempt at a round that the exchange under way belongs to, as counted here.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from potluck.core.card import ClientId
@@ -189,7 +189,7 @@ class FlowerEngine(Engine):
         deadline, start = self.settings.deadline, self.clock.now()
         outcomes = self._ask(requests, deadline if within is None else min(within, deadline))
         lost = [one.client for one in outcomes if isinstance(one, Failure) and one.lost]
-        waited = [client for client in lost if client in self._silent]
+        waited = self.waited_for(lost)
         trusted = not any(self.lapses.is_doubted(one.client) for one in requests)
         self.lapses.note(waited, self.clock.now() - start, trusted)
         return {one.client: one for one in outcomes}
@@ -205,6 +205,10 @@ class FlowerEngine(Engine):
             for one in examinations
         ]
         return self._ask(settled, min(seconds, self.settings.deadline))
+
+    def waited_for(self, lost: Collection[ClientId]) -> Collection[ClientId]:
+        """Those that were connected; one that is away, or says that its disk is full, costs no time."""
+        return [client for client in lost if client in self._silent]
 
     @property
     def work_seconds(self) -> Mapping[ClientId, float]:

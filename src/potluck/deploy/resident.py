@@ -81,7 +81,7 @@ def load_agreement(path: Path) -> Agreed:
 class GuardedPerformer(Performer):
     """Does only what the site agreed to, and only on messages whose numbers are finite.
 
-    `fresh` draws other private noise for every attempt at a round; `initial` is the state the client began with.
+    `fresh` draws other private noise for every question and attempt; `initial` is the state the client began with.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class GuardedPerformer(Performer):
         self._let_in(client, request.steps, request.down)
         with self._counted(round_):
             self._let_out(request.steps, round_, self._certain(client, request.steps))
-            client.attempt = attempt if self.fresh else 1
+            client.attempt, client.question = (attempt, self.record.question) if self.fresh else (1, "")
             self._begin_anew(client, request.steps)
             answer = super().perform(client, request, first)
             if answer.up.not_finite() is not None:  # which tensor is the site's own affair

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -111,6 +111,10 @@ class Engine(ABC):
     def examine_within(self, examinations: Sequence[Examination], seconds: float) -> list[Outcome]:
         """The same, waiting no longer than this for clients that may not answer; those that are here always do."""
         return self.examine(examinations)
+
+    def waited_for(self, lost: Collection[ClientId]) -> Collection[ClientId]:
+        """Of those that gave no answer in the last exchange, whom it waited for: not who was known to be away."""
+        return lost
 
     @abstractmethod
     def settle(self, round_: int, cohort: Sequence[ClientId], accepted: Sequence[ClientId]) -> None:

@@ -73,7 +73,8 @@ class Asking:
         start = self.waits.clock.now()
         trusted = not any(self.lapses.is_doubted(one.client) for one in asked)
         found = self.engine.examine(asked) if within is None else self.engine.examine_within(asked, within)
-        self.lapses.note(_lost(found), self.waits.clock.now() - start, trusted)
+        waited = self.engine.waited_for(_lost(found))
+        self.lapses.note(waited, self.waits.clock.now() - start, trusted)
         return {one.client: one for one in found}
 
 
