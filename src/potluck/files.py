@@ -25,6 +25,7 @@ R = TypeVar("R")
 WANDB_LOG = "wandb/*/logs/debug-core.log"
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT)  # what the system says of a disk, or of a user's part of it
 WRITING = "make room on the disk, or choose a folder you may write to"
 UNFINISHED = ".unfinished"  # how the names of files end that are being written
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

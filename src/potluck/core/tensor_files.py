@@ -47,7 +47,10 @@ class Entry:
 def shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """The shapes of the tensors in a file, which are not read; a `ValueError` if it is no such file."""
     with opened(path, os.O_RDONLY) as handle, os.fdopen(os.dup(handle), "rb") as file:
-        return {name: entry.shape for name, entry in _head_of(file)}
+        try:
+            return {name: entry.shape for name, entry in _head_of(file)}
+        except ValueError as error:
+            raise ValueError(f"{path.name}: {error}") from error
 
 
 def tensors(path: Path, wanted: Callable[[str], bool] = lambda _: True) -> Iterator[tuple[str, Tensor]]:

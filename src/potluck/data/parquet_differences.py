@@ -126,9 +126,7 @@ class _Body:
         bits = 8 * np.array(places)[:, None] + wide * np.arange(each)
         found = np.zeros(bits.shape, np.int64)
         for byte in range(5):
-            content = self._content.take(
-                (bits >> 3) + byte, mode="clip"
-            )  # what is behind the last does not count
+            content = self._content.take((bits >> 3) + byte, mode="clip")  # beyond the end nothing counts
             found |= content.astype(np.int64) << 8 * byte
         return (found >> (bits & 7)) & ((1 << wide) - 1)
 

@@ -12,10 +12,8 @@ from potluck.federation.federation import Federation
 
 Roster = tuple[ClientId, ...]
 Build = Callable[[Roster], Federation]
-FEW_TRIES, TRIES = (
-    2_000,
-    20,
-)  # federations that are built to find who fits: so many, and so many for each client
+# Federations that are built to find who fits: so many, and so many for each client.
+FEW_TRIES, TRIES = 2_000, 20
 Facts = Mapping[ClientId, Mapping[str, Any]]  # what the card of each client says, by name
 
 

@@ -24,6 +24,7 @@ PULL = "pull-messages"
 ANSWERED, UNAUTHORISED, REFUSED = 200, 401, 412
 AHEAD, BEHIND = 5.0, 300.0  # seconds a node's clock may be ahead of Flower's server or behind it
 STILL_ONLINE = 75.0  # seconds; a node that was killed counts as online for up to 60
+BAD_INPUT = 2  # exit code of a half of a site whose input is bad: starting it again would not help
 STALL = 180.0  # seconds without the end of a call; each has 30, and pauses between them at most 20
 LATEST = 1e11  # seconds since 1970: the clock of no machine shows the year 5138
 TIMES = ("skew", "since", "pulled", "working", "beat")

@@ -20,8 +20,8 @@ from potluck.deploy.site_status import OrderNotes
 from potluck.deploy.wire import Enrolment, Hello, Order, pack_reply, unpack_order
 from potluck.engine.protocol import Answer, Failure, Outcome, Request, about
 from potluck.errors import PotluckError, StepFailed, kind_and_message
+from potluck.files import FULL
 
-FULL = (errno.ENOSPC, errno.EDQUOT)  # what the system says of a disk, or of a user's part of it
 MOST_CAUSES = 100  # errors that an error may come from
 
 

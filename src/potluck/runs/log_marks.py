@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from potluck.errors import RunError
-from potluck.files import opened, refuse_holes, sha256
+from potluck.files import opened, sha256, size_of
 
 Marks = Mapping[str, Mapping[str, Any]]  # log → {"bytes": its length, "sha256": its checksum}
 _PIECE = 1 << 20
@@ -90,8 +90,7 @@ def _length(path: Path) -> int:
 
 def _check_room(path: Path) -> None:
     try:
-        with opened(path, os.O_RDONLY) as handle:
-            refuse_holes(handle, path)
+        size_of(path)
     except OSError as error:
         raise RunError(f"{path} is damaged: {error.strerror or error}") from error
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -36,7 +35,7 @@ from potluck.engine.store.state_files import StateFiles
 from potluck.errors import PotluckError, RoundFailed, RunError, StoppedComplete
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
-from potluck.files import WRITING
+from potluck.files import FULL, WRITING
 from potluck.front_door import own_place
 from potluck.report.again import to_go_on
 from potluck.report.format import measured
@@ -53,7 +52,6 @@ from potluck.runs.results.run_result import RunResult, conclude
 from potluck.runs.state import RunState
 from potluck.signals import held_back
 
-FULL = (errno.ENOSPC, errno.EDQUOT)  # what a disk says that has no room
 STATE_FAULTS = (LookupError, TypeError, ValueError, AttributeError, RuntimeError)  # over an odd tensor
 
 

@@ -85,22 +85,15 @@ class RunState:
 
     def _check(self, checkpoint: Checkpoint) -> None:
         """Refuse tensors with other names or shapes than server and clients have; of each kind one is built."""
-        if (misfit := self.server.outline().misfit(_shapes(checkpoint.server_file))) is not None:
+        if (misfit := self.server.outline().misfit(shapes(checkpoint.server_file))) is not None:
             raise ValueError(f"the server's {misfit}")
         clients, outlines = self.rounds.federation.clients, dict[str, Outline]()
         for client, path in checkpoint.clients.items():
             kind = clients.kind(client)
             if kind not in outlines:
                 outlines[kind] = clients.build_client(client).outline()
-            if (misfit := outlines[kind].misfit(_shapes(path))) is not None:
+            if (misfit := outlines[kind].misfit(shapes(path))) is not None:
                 raise ValueError(f"client {client}'s {misfit}")
-
-
-def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    try:
-        return shapes(path)
-    except ValueError as error:
-        raise ValueError(f"{path.name} cannot be read: {error}") from error
 
 
 def _entries(values: Mapping[ClientId, T], clients: Iterable[ClientId]) -> dict[ClientId, T | None]:

@@ -214,10 +214,8 @@ def _take_part(joining: Joining, notice: Notice, check_place: Callable[[], None]
             watched.append(_watch(supernode, stack))
             watched[-1].reason, watched[-1].stalled = node.reason, node.stalled
             watched[-1].hushed = node.hushed
-        connection, room = (
-            Connection(flower / PULSE, joining.server),
-            DiskWatch(joining.home, check_place=check_place),
-        )
+        connection = Connection(flower / PULSE, joining.server)
+        room = DiskWatch(joining.home, check_place=check_place)
         half = OtherHalf(path)
         where = f"takes part at {joining.server}" if joining.only != "worker" else f"waits at {path}"
         notice(f"client {joining.client} {where}; Ctrl-C ends it")

@@ -22,10 +22,9 @@ from typing import Any
 
 import httpx
 
-from potluck.deploy.node_pulse import PulseFile, distrust_of
+from potluck.deploy.node_pulse import BAD_INPUT, PulseFile, distrust_of
 
 FLEET = "/v1/fleet/"
-BAD_INPUT = 2  # exit code where starting it again would not help
 ENDED = 3  # exit code of a node whose loop has ended
 HELPER = "flower-superexec"  # Flower's process that starts an app for every message
 GRACE = 15.0  # seconds from the end of the helper: a node that is being ended ends within them

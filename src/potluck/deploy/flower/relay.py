@@ -210,9 +210,7 @@ def relaying(
     """A courier over the SuperLink at an address; one that knows the clients' keys is started if there is none."""
     require_flower()
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(
-            frames.meeting_folder()
-        )  # before Flower, which takes a while, is started
+        folder = stack.enter_context(frames.meeting_folder())  # first: to start Flower takes a while
         superlink = Superlink(address, security, home, notice, clients)
         stack.callback(superlink.close)
         superlink.open()

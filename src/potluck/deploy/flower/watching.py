@@ -12,11 +12,20 @@ from pathlib import Path
 
 from potluck.core.plain_values import printable
 from potluck.deploy.flower.processes import PULSE, Process
-from potluck.deploy.node_pulse import ANSWERED, REFUSED, STALL, UNAUTHORISED, Pulse, gone, trouble, untrusted
+from potluck.deploy.node_pulse import (
+    ANSWERED,
+    BAD_INPUT,
+    REFUSED,
+    STALL,
+    UNAUTHORISED,
+    Pulse,
+    gone,
+    trouble,
+    untrusted,
+)
 from potluck.engine import frames
 from potluck.errors import ConfigError, PotluckError, RunError
 
-BAD_INPUT = 2  # exit code of a worker whose input is bad: starting it again would not help
 SIGNALLED = 128  # plus the number of a signal: the exit code of a process that it has ended
 PAUSE = 1.0  # seconds between two checks
 LONGEST = 30.0  # seconds between two starts of a process that keeps ending

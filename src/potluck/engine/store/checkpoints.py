@@ -173,7 +173,7 @@ class Checkpoints:
         others = tuple(one for one in readable if one != manifest.round)
         try:
             self._check(manifest)
-            self._check_head(manifest.server)
+            shapes(self.folder / manifest.server)
         except (OSError, ValueError) as error:
             raise DamagedCheckpoint(_sentence(self.folder, manifest.round, error), others) from error
         self._kept = readable | {manifest.round: manifest}
@@ -277,12 +277,6 @@ class Checkpoints:
                 raise RunError(
                     f"{path} is no file, and an earlier checkpoint has one of that name; move it out of the way"
                 )
-
-    def _check_head(self, server: str) -> None:
-        try:
-            shapes(self.folder / server)
-        except ValueError as error:
-            raise ValueError(f"{server}: {error}") from error
 
     def _path(self, round_: int) -> Path:
         return self.folder / f"checkpoint-{round_:06d}.json"
